@@ -4,12 +4,12 @@
 
 package kernel
 
-// q8cTilesAMX computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles
-// of activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the
-// part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32], ldy
-// bytes apart: integers before the last part, to which products are added where more is not 0. The last part makes
-// them results: times xscale of the row and scales [32] of the column. sums is room for 2048 integers. next, if it is
-// not nil, is where memory is asked for the first rows that are written after these.
+// q8cTilesAMX computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles of
+// activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the
+// part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32],
+// ldy bytes apart: integers before the last part, to which products are added where more is not 0. The last
+// part makes them results: times xscale of the row and scales [32] of the column. sums is room for 2048
+// integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.
 //
 //go:noescape
 func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)
@@ -20,14 +20,14 @@ func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advan
 //go:noescape
 func tileRow64(dst *byte, pitch int, x *uint8, turns int)
 
-// tileSteps32 writes turns (at least 1) times 64 activations of a row x as signed bytes: half of them to dst, half to
-// pitch bytes behind it, and the next ones advance bytes behind those.
+// tileSteps32 writes turns (at least 1) times 64 activations of a row x as signed bytes: half of them to dst,
+// half to pitch bytes behind it, and the next ones advance bytes behind those.
 //
 //go:noescape
 func tileSteps32(dst *byte, pitch int, advance int, x *uint8, turns int)
 
-// tileSteps64 writes turns (at least 1) times 128 activations of a row x as signed bytes: half of them to dst, half to
-// pitch bytes behind it, and the next ones advance bytes behind those.
+// tileSteps64 writes turns (at least 1) times 128 activations of a row x as signed bytes: half of them to dst,
+// half to pitch bytes behind it, and the next ones advance bytes behind those.
 //
 //go:noescape
 func tileSteps64(dst *byte, pitch int, advance int, x *uint8, turns int)
@@ -45,19 +45,19 @@ func tileUnpack32(panel *byte, w *byte, blocks int)
 func tileUnpack128(panel *byte, w *byte, blocks int)
 
 // q4TilesAMX adds products of groups of rows with steps (at least 1), two unpacked blocks each, to sums [groups][2][16][16].
-// x is the first tile of activations, next bytes before the other one of the step, advance before the next step and
-// pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape
-// of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each
-// of two rows of y, ldy bytes apart, to be written.
+// x is the first tile of activations, next bytes before the other one of the step, advance before the next
+// step and pitch before the next group. dots is room for 1024 integers and spare for the sums of a group.
+// config is the shape of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each
+// step, and two lines of each of two rows of y, ldy bytes apart, to be written.
 //
 //go:noescape
 func q4TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)
 
 // q4x128TilesAMX adds products of groups of rows with steps (at least 1), one unpacked block each, to sums [groups][2][16][16].
-// x is the first tile of activations, next bytes before the other one of the step, advance before the next step and
-// pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape
-// of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each
-// of two rows of y, ldy bytes apart, to be written.
+// x is the first tile of activations, next bytes before the other one of the step, advance before the next
+// step and pitch before the next group. dots is room for 1024 integers and spare for the sums of a group.
+// config is the shape of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each
+// step, and two lines of each of two rows of y, ldy bytes apart, to be written.
 //
 //go:noescape
 func q4x128TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)

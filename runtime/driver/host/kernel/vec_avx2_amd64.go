@@ -31,8 +31,8 @@ func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tai
 //go:noescape
 func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
 
-// f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides
-// are in bytes.
+// f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0.
+// Strides are in bytes.
 //
 //go:noescape
 func f32Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
@@ -59,8 +59,8 @@ func widenRows256(dst *int16, x *uint8, ldx int, rows int, vectors int)
 func widenTile256(panel *int16, w *byte, quads int)
 
 // q8cWords256 multiplies rows (4..6) rows of 2*pairs words, 256 apart, with a widened tile. Sums start at zero,
-// or at sums [rows][32] unless more is 0, and are left there; or where xscale is not nil, their products with the
-// scales of columns and rows go to y [rows][32]. ldy is in bytes.
+// or at sums [rows][32] unless more is 0, and are left there; or where xscale is not nil, their products with
+// the scales of columns and rows go to y [rows][32]. ldy is in bytes.
 //
 //go:noescape
 func q8cWords256(rows int, y *float32, ldy int, sums *int32, x *int16, pairs int, panel *int16, more int, scales *byte, xscale *float32)

@@ -51,8 +51,8 @@ func q4Panel512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, pa
 //go:noescape
 func q4x128Panel512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
-// f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides
-// are in bytes.
+// f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0.
+// Strides are in bytes.
 //
 //go:noescape
 func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
@@ -173,12 +173,14 @@ func softmaxLines512(lines int, s *float32, lds int, n int, scale float32, state
 //go:noescape
 func softmaxAsking512(lines int, s *float32, lds int, n int, scale float32, state *float32, next *byte, stride int)
 
-// siluMul512 computes Set.GLU with op.SiLU for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.
+// siluMul512 computes Set.GLU with op.SiLU for groups groups of interleave columns, both at least 1; interleave is a
+// multiple of 16.
 //
 //go:noescape
 func siluMul512(y *float32, x *float32, interleave int, groups int)
 
-// geluTanhMul512 computes Set.GLU with op.GELUTanh for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.
+// geluTanhMul512 computes Set.GLU with op.GELUTanh for groups groups of interleave columns, both at least 1; interleave is a
+// multiple of 16.
 //
 //go:noescape
 func geluTanhMul512(y *float32, x *float32, interleave int, groups int)

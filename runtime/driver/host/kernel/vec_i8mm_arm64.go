@@ -11,8 +11,8 @@ package kernel
 //go:noescape
 func q8cPairsI8MM(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, rest int, w *uint8, xscale *float32)
 
-// q4PairsI8MM computes rows (2..6) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x
-// holds 32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.
+// q4PairsI8MM computes rows (2..6) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x holds
+// 32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.
 // Strides are in bytes.
 //
 //go:noescape

@@ -10,15 +10,15 @@ package kernel
 //go:noescape
 func q8cRowsNEON(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, xscale *float32)
 
-// q6cRowsNEON computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's
-// activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin
-// at. Strides are in bytes.
+// q6cRowsNEON computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's activations;
+// tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin at.
+// Strides are in bytes.
 //
 //go:noescape
 func q6cRowsNEON(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, xscale *float32, start *int32)
 
-// q4RowsNEON computes rows (1..3) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x
-// holds 32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.
+// q4RowsNEON computes rows (1..3) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x holds
+// 32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.
 // Strides are in bytes.
 //
 //go:noescape

@@ -21,14 +21,14 @@ func packBlocks512(dst *byte, pitch int, x *uint8, ldx int, turns int)
 //go:noescape
 func packFloats512(dst *byte, pitch int, x *float32, ldx int, turns int)
 
-// f32Packed512 computes rows (9..14) rows of k rows of a w32 tile into y [rows][32], or adds them to y unless more is 0, from
-// a group of packed activations. ldy is in bytes.
+// f32Packed512 computes rows (9..14) rows of k rows of a w32 tile into y [rows][32], or adds them to y unless more is 0,
+// from a group of packed activations. ldy is in bytes.
 //
 //go:noescape
 func f32Packed512(rows int, y *float32, ldy int, x *float32, k int, w *float32, ahead int, stride int, more int)
 
-// bf16Packed512 computes rows (9..14) rows of k rows of a w16 tile into y [rows][32], or adds them to y unless more is 0, from
-// a group of packed activations. ldy is in bytes.
+// bf16Packed512 computes rows (9..14) rows of k rows of a w16 tile into y [rows][32], or adds them to y unless more is 0,
+// from a group of packed activations. ldy is in bytes.
 //
 //go:noescape
 func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, more int)
@@ -56,13 +56,15 @@ func q4Spread512(panel *byte, w *byte, blocks int)
 func q4x128Spread512(panel *byte, w *byte, blocks int)
 
 // q4Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
-// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
+// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy
+// is in bytes.
 //
 //go:noescape
 func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
 
 // q4x128Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
-// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
+// [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy
+// is in bytes.
 //
 //go:noescape
 func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)

@@ -4,22 +4,22 @@
 
 package kernel
 
-// turnLines512 stores 16 rows of n words (at least 1), ld bytes apart, as 16 columns of dst [n rounded up to 16][16]; there are zeros in
-// the rows that n is rounded up by.
+// turnLines512 stores 16 rows of n words (at least 1), ld bytes apart, as 16 columns of dst [n rounded up to 16][16]; there
+// are zeros in the rows that n is rounded up by.
 //
 //go:noescape
 func turnLines512(dst *float32, src *float32, ld int, n int)
 
-// maskLines512 makes scores s [rows][16] negative infinity of the positions, from first on, that are not among span[line] up to, but not
-// including, span[16+line]. rows is at least 1.
+// maskLines512 makes scores s [rows][16] negative infinity of the positions, from first on, that are not among span[line]
+// up to, but not including, span[16+line]. rows is at least 1.
 //
 //go:noescape
 func maskLines512(s *float32, first int, rows int, span *int32)
 
-// softmaxTiles512 turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to
-// bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums
-// shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to. The
-// three are pitch bytes apart. There is at least one chunk.
+// softmaxTiles512 turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and
+// positions, rounded to bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest
+// s*scale, from then on. Earlier sums shall fade by state[2][line], as the sum of weights state[1][line] does,
+// which those before rounding are added to. The three are pitch bytes apart. There is at least one chunk.
 //
 //go:noescape
 func softmaxTiles512(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16)
@@ -36,22 +36,22 @@ func softmaxFew512(lines int, s *float32, scale float32, state *float32, pitch i
 //go:noescape
 func askPlaces(next *byte, half int, across int, asks int)
 
-// fadeTiles512 multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least 16; ldy is in
-// bytes.
+// fadeTiles512 multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least
+// 16; ldy is in bytes.
 //
 //go:noescape
 func fadeTiles512(lines int, y *float32, ldy int, n int, factor *float32)
 
-// pairTiles512 stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from chunk to
-// chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of them and four of the
-// others in turn; the last one has 16 columns in their order where rest is at most 16. Lines are prefetched from next
-// on, stride bytes further with each four rows of 32 columns.
+// pairTiles512 stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from
+// chunk to chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of
+// them and four of the others in turn; the last one has 16 columns in their order where rest is at most 16.
+// Lines are prefetched from next on, stride bytes further with each four rows of 32 columns.
 //
 //go:noescape
 func pairTiles512(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int, next *byte, stride int)
 
-// finishTiles512 writes lines (at least 1) lines x of sums, in the order of pairTiles512, divided by the line's total to y in order. A
-// line has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.
+// finishTiles512 writes lines (at least 1) lines x of sums, in the order of pairTiles512, divided by the line's total to y in
+// order. A line has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.
 //
 //go:noescape
 func finishTiles512(lines int, y *float32, ldy int, x *float32, ldx int, total *float32, wide int, rest int)

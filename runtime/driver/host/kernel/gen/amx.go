@@ -133,21 +133,6 @@ func inPlace(name string) Op {
 	return parameter.Addr
 }
 
-// product emits one step of both groups of rows, or of the first alone: x0 and x1 are the tiles of activations, xs
-// bytes from row to row, disp behind w is the first quad of both tiles of weights, ws bytes from quad to quad.
-func product(groups int, x0, x1, xs, w, ws reg.GPPhysical, disp int) {
-	tileLoad(tileX0, x0, xs, 0)
-	tileLoad(tileW0, w, ws, disp)
-	tileLoad(tileW1, w, ws, disp+64)
-	if groups == 2 {
-		tileLoad(tileX1, x1, xs, 0)
-	}
-	for group := range groups {
-		tileMultiply(2*group, tileX0+group, tileW0)
-		tileMultiply(2*group+1, tileX0+group, tileW1)
-	}
-}
-
 // byGroups emits body for two groups of rows as long as there are two, then for one that is left, and then end. left is
 // the number of groups.
 func byGroups(left Op, body func(groups int, id string), end func()) {
@@ -166,28 +151,30 @@ func byGroups(left Op, body func(groups int, id string), end func()) {
 	tileRelease()
 }
 
-// q8cTiles is the sum of products of integers, over a part of k, and for the last part their results.
+// q8cTiles writes the kernel of 8-bit weights. A call adds the products of a part of k to integer sums; that of the last
+// part makes float results of them.
 //
-// While two groups of rows are multiplied, the results of those before them are written, and memory is asked for the
-// lines that those after them will go to: two rows each step. Written by itself, each row of results would wait for its
-// lines, in a page of its own, for as long as the products take.
+// While two groups of rows are multiplied, the results of the two groups before them are written, and the lines that
+// the next results will go to are prefetched: two rows in each step. Written by itself, each row of results would wait
+// for its lines, in a page of its own, for as long as the products take.
 //
-// The weights of the next step are asked for in each: a core whose other hardware thread works looks less far ahead,
-// and multiplies a fifth faster then. Asking for activations, too, makes it slower.
+// Each step prefetches the weights of the next one. A core whose other hardware thread works looks less far ahead, and
+// multiplies a fifth faster with these requests. Prefetching activations, too, makes it slower.
 func q8cTiles() {
-	TEXT("q8cTilesAMX", NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)")
-	Doc("q8cTilesAMX computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles",
-		"of activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the",
-		"part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32], ldy",
-		"bytes apart: integers before the last part, to which products are added where more is not 0. The last part makes",
-		"them results: times xscale of the row and scales [32] of the column. sums is room for 2048 integers. next, if it is",
-		"not nil, is where memory is asked for the first rows that are written after these.")
-	Pragma("noescape")
-	b := &byteTiles{
+	function("q8cTilesAMX", "(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, "+
+		"steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, "+
+		"xscale *float32, rows int)",
+		"computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles of",
+		"activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the",
+		"part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32],",
+		"ldy bytes apart: integers before the last part, to which products are added where more is not 0. The last",
+		"part makes them results: times xscale of the row and scales [32] of the column. sums is room for 2048",
+		"integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.")
+	k := &q8cTileKernel{
 		x0: reg.RSI, x1: reg.R8, w: reg.RDI, count: reg.R10, stride: reg.RDX, line: reg.R9,
 		sums: reg.RBX, y: reg.RAX, ldy: reg.R11, asked: reg.RCX,
-		done:  finished{sums: reg.R12, y: reg.R13, ldy: reg.R11, scale: reg.R15, left: reg.R14},
-		until: AllocLocal(8),
+		pending: pendingRows{sums: reg.R12, y: reg.R13, ldy: reg.R11, scale: reg.R15, left: reg.R14},
+		until:   AllocLocal(8),
 	}
 	load("config", reg.RAX)
 	tileConfigure()
@@ -195,167 +182,201 @@ func q8cTiles() {
 	for half := range 2 {
 		VMOVUPS(Mem{Base: reg.RAX, Disp: 64 * half}, z[half])
 	}
-	load("stride", b.stride)
-	load("ldy", b.ldy)
-	load("y", b.y)
-	load("sums", b.sums)
-	MOVQ(I32(128), b.line)
-	XORQ(b.done.left, b.done.left)
+	load("stride", k.stride)
+	load("ldy", k.ldy)
+	load("y", k.y)
+	load("sums", k.sums)
+	MOVQ(I32(q8cQuadBytes), k.line)
+	XORQ(k.pending.left, k.pending.left)
 	byGroups(inPlace("groups"), func(groups int, id string) {
-		b.begin(groups, id)
+		k.begin(groups, id)
 		Label(id + "_step")
-		b.step(groups, id)
-		DECQ(b.count)
+		k.step(groups, id)
+		DECQ(k.count)
 		JNZ(LabelRef(id + "_step"))
-		b.done.rest(id)
-		b.end(groups, id)
-	}, func() { b.done.rest("last") })
+		k.pending.rest(id)
+		k.end(groups, id)
+	}, func() { k.pending.rest("last") })
 	VZEROUPPER()
 	RET()
 }
 
-// byteTiles are the registers of q8cTilesAMX. asked is the row of y for which memory is asked next, until the address
-// until.
-type byteTiles struct {
-	x0, x1, w, count, stride, line reg.GPPhysical
-	sums, y, ldy, asked            reg.GPPhysical
-	done                           finished
-	until                          Mem
+// Sizes in bytes of what the kernel walks over.
+const (
+	q8cQuadBytes  = 128               // a quad of k of 32 columns of weights
+	q8cTileBytes  = 16 * q8cQuadBytes // the weights of a step
+	q8cGroupBytes = 16 * q8cQuadBytes // the integer sums of a group of rows
+)
+
+// q8cTileKernel are the registers of q8cTilesAMX.
+type q8cTileKernel struct {
+	x0, x1, stride reg.GPPhysical // tiles of activations of both groups, and the bytes from row to row
+	w, line        reg.GPPhysical // weights of the step, and the bytes from quad to quad
+	count          reg.GPPhysical // steps that are left; between groups, scratch
+	sums           reg.GPPhysical // room for the integer sums of a pair of groups
+	y, ldy         reg.GPPhysical
+	asked          reg.GPPhysical // the row of y that is prefetched next
+	until          Mem            // the first row that is not prefetched
+	pending        pendingRows    // results of the groups before
 }
 
-// begin starts the sums of some groups, and finds out for which rows memory is asked meanwhile: those of the next pair
-// of groups, or at next.
-func (b *byteTiles) begin(groups int, id string) {
-	load("rows", b.count)
+// begin starts the sums and the pointers of some groups.
+func (k *q8cTileKernel) begin(groups int, id string) {
+	load("rows", k.count)
 	if groups == 2 {
-		ADDQ(b.count, b.count)
+		ADDQ(k.count, k.count)
 	}
-	IMULQ(b.ldy, b.count) // from y to y
+	IMULQ(k.ldy, k.count) // from y to y
 	CMPQ(inPlace("more"), I8(0))
 	JNE(LabelRef(id + "_more"))
 	tileZero(2 * groups)
 	JMP(LabelRef(id + "_begin"))
 	Label(id + "_more")
-	MOVQ(b.y, b.x0)
+	MOVQ(k.y, k.x0)
 	for group := range groups {
 		for half := range 2 {
-			tileLoad(2*group+half, b.x0, b.ldy, 64*half)
+			tileLoad(2*group+half, k.x0, k.ldy, 64*half)
 		}
 		if groups == 2 && group == 0 {
-			MOVQ(b.ldy, b.x1)
-			SHLQ(I8(4), b.x1)
-			ADDQ(b.x1, b.x0)
+			MOVQ(k.ldy, k.x1)
+			SHLQ(I8(4), k.x1)
+			ADDQ(k.x1, k.x0)
 		}
 	}
 	Label(id + "_begin")
-	LEAQ(Mem{Base: b.y, Index: b.count, Scale: 1}, b.asked)
-	CMPQ(inPlace("groups"), I8(groups))
-	JG(LabelRef(id + "_ask"))
-	load("next", b.asked)
-	Label(id + "_ask")
-	ADDQ(b.asked, b.count)
-	TESTQ(b.asked, b.asked)
-	CMOVQEQ(b.asked, b.count)
-	MOVQ(b.count, b.until)
-	load("x", b.x0)
-	MOVQ(b.x0, b.x1)
-	ADDQ(inPlace("pitch"), b.x1)
-	load("w", b.w)
-	load("steps", b.count)
+	k.lookAhead(groups, id)
+	load("x", k.x0)
+	MOVQ(k.x0, k.x1)
+	ADDQ(inPlace("pitch"), k.x1)
+	load("w", k.w)
+	load("steps", k.count)
 }
 
-// step multiplies one step, asks for two rows of y and writes the results of two.
-func (b *byteTiles) step(groups int, id string) {
-	for fetched := range 32 {
-		PREFETCHT0(Mem{Base: b.w, Disp: 2048 + 64*fetched})
+// lookAhead finds out which rows are prefetched: those of the next groups, count bytes behind these, or those at next.
+func (k *q8cTileKernel) lookAhead(groups int, id string) {
+	LEAQ(Mem{Base: k.y, Index: k.count, Scale: 1}, k.asked)
+	CMPQ(inPlace("groups"), I8(groups))
+	JG(LabelRef(id + "_ask"))
+	load("next", k.asked)
+	Label(id + "_ask")
+	ADDQ(k.asked, k.count)
+	TESTQ(k.asked, k.asked)
+	CMOVQEQ(k.asked, k.count)
+	MOVQ(k.count, k.until)
+}
+
+// step multiplies one step, prefetches two rows of y and writes the results of two.
+func (k *q8cTileKernel) step(groups int, id string) {
+	for line := range q8cTileBytes / 64 {
+		PREFETCHT0(Mem{Base: k.w, Disp: q8cTileBytes + 64*line})
 	}
-	product(groups, b.x0, b.x1, b.stride, b.w, b.line, 0)
-	ADDQ(inPlace("advance"), b.x0)
-	ADDQ(inPlace("advance"), b.x1)
-	ADDQ(I32(2048), b.w)
-	CMPQ(b.asked, b.until)
+	k.multiply(groups)
+	ADDQ(inPlace("advance"), k.x0)
+	ADDQ(inPlace("advance"), k.x1)
+	ADDQ(I32(q8cTileBytes), k.w)
+	CMPQ(k.asked, k.until)
 	JGE(LabelRef(id + "_asked"))
 	for range 2 {
-		prefetchWrite(b.asked, 0)
-		prefetchWrite(b.asked, 64)
-		ADDQ(b.ldy, b.asked)
+		prefetchWrite(k.asked, 0)
+		prefetchWrite(k.asked, 64)
+		ADDQ(k.ldy, k.asked)
 	}
 	Label(id + "_asked")
 	for range 2 {
-		TESTQ(b.done.left, b.done.left)
+		TESTQ(k.pending.left, k.pending.left)
 		JZ(LabelRef(id + "_next"))
-		b.done.row()
+		k.pending.row()
 	}
 	Label(id + "_next")
 }
 
-// end stores the sums of the groups: in y, or, after the last part, where their results are made from them while the next
-// groups are multiplied.
-func (b *byteTiles) end(groups int, id string) {
-	load("rows", b.count)
+// multiply emits the loads and the products of one step of both groups of rows, or of the first alone.
+func (k *q8cTileKernel) multiply(groups int) {
+	tileLoad(tileX0, k.x0, k.stride, 0)
+	tileLoad(tileW0, k.w, k.line, 0)
+	tileLoad(tileW1, k.w, k.line, 64)
+	if groups == 2 {
+		tileLoad(tileX1, k.x1, k.stride, 0)
+	}
+	for group := range groups {
+		tileMultiply(2*group, tileX0+group, tileW0)
+		tileMultiply(2*group+1, tileX0+group, tileW1)
+	}
+}
+
+// end stores the sums of the groups: in y, or, after the last part, where their results are made from them while the
+// next groups are multiplied.
+func (k *q8cTileKernel) end(groups int, id string) {
+	load("rows", k.count)
 	CMPQ(inPlace("last"), I8(0))
 	JNE(LabelRef(id + "_last"))
 	for group := range groups {
 		for half := range 2 {
-			tileStore(2*group+half, b.y, b.ldy, 64*half)
+			tileStore(2*group+half, k.y, k.ldy, 64*half)
 		}
-		MOVQ(b.count, b.x0)
-		IMULQ(b.ldy, b.x0)
-		ADDQ(b.x0, b.y)
+		MOVQ(k.count, k.x0)
+		IMULQ(k.ldy, k.x0)
+		ADDQ(k.x0, k.y)
 	}
 	JMP(LabelRef(id + "_end"))
 	Label(id + "_last")
-	for tile := range 2 * groups {
-		tileStore(tile, b.sums, b.line, 2048*(tile/2)+64*(tile%2))
-	}
-	if groups == 2 {
-		ADDQ(b.count, b.count)
-	}
-	MOVQ(b.sums, b.done.sums)
-	NEGQ(b.sums) // the other room of both
-	ADDQ(inPlace("sums"), b.sums)
-	ADDQ(inPlace("sums"), b.sums)
-	ADDQ(I32(4096), b.sums)
-	MOVQ(b.y, b.done.y)
-	load("xscale", b.done.scale)
-	MOVQ(b.count, b.done.left)
-	LEAQ(Mem{Base: b.done.scale, Index: b.count, Scale: 4}, b.x0)
-	MOVQ(b.x0, inPlace("xscale"))
-	IMULQ(b.ldy, b.count)
-	ADDQ(b.count, b.y)
+	k.makePending(groups)
 	Label(id + "_end")
-	load("x", b.x0)
+	load("x", k.x0)
 	for range groups {
-		ADDQ(inPlace("pitch"), b.x0)
+		ADDQ(inPlace("pitch"), k.x0)
 	}
-	MOVQ(b.x0, inPlace("x"))
+	MOVQ(k.x0, inPlace("x"))
 }
 
-// finished are rows of products whose results are not written yet: registers.
-type finished struct {
+// makePending stores the sums of the groups, whose results are written while the next groups are multiplied. Sums
+// alternate between two rooms, so that those of the groups before stay until their results are written.
+func (k *q8cTileKernel) makePending(groups int) {
+	for tile := range 2 * groups {
+		tileStore(tile, k.sums, k.line, q8cGroupBytes*(tile/2)+64*(tile%2))
+	}
+	if groups == 2 {
+		ADDQ(k.count, k.count)
+	}
+	MOVQ(k.sums, k.pending.sums)
+	NEGQ(k.sums) // the other one of two rooms
+	ADDQ(inPlace("sums"), k.sums)
+	ADDQ(inPlace("sums"), k.sums)
+	ADDQ(I32(2*q8cGroupBytes), k.sums)
+	MOVQ(k.y, k.pending.y)
+	load("xscale", k.pending.scale)
+	MOVQ(k.count, k.pending.left)
+	LEAQ(Mem{Base: k.pending.scale, Index: k.count, Scale: 4}, k.x0)
+	MOVQ(k.x0, inPlace("xscale"))
+	IMULQ(k.ldy, k.count)
+	ADDQ(k.count, k.y)
+}
+
+// pendingRows are registers of rows of products whose results are not written yet.
+type pendingRows struct {
 	sums, y, ldy, scale, left reg.GPPhysical
 }
 
 // row writes the results of one row. The scales of its columns are in registers 0 and 1.
-func (f *finished) row() {
+func (p *pendingRows) row() {
 	for half := range 2 {
-		VCVTDQ2PS(Mem{Base: f.sums, Disp: 64 * half}, z[2+half])
-		VMULPS_BCST(Mem{Base: f.scale}, z[half], z[4+half])
+		VCVTDQ2PS(Mem{Base: p.sums, Disp: 64 * half}, z[2+half])
+		VMULPS_BCST(Mem{Base: p.scale}, z[half], z[4+half])
 		VMULPS(z[4+half], z[2+half], z[2+half])
-		VMOVUPS(z[2+half], Mem{Base: f.y, Disp: 64 * half})
+		VMOVUPS(z[2+half], Mem{Base: p.y, Disp: 64 * half})
 	}
-	ADDQ(I32(128), f.sums)
-	ADDQ(f.ldy, f.y)
-	ADDQ(I8(4), f.scale)
-	DECQ(f.left)
+	ADDQ(I32(q8cQuadBytes), p.sums)
+	ADDQ(p.ldy, p.y)
+	ADDQ(I8(4), p.scale)
+	DECQ(p.left)
 }
 
 // rest writes those of all rows that are left.
-func (f *finished) rest(id string) {
-	TESTQ(f.left, f.left)
+func (p *pendingRows) rest(id string) {
+	TESTQ(p.left, p.left)
 	JZ(LabelRef(id + "_written"))
 	Label(id + "_write")
-	f.row()
+	p.row()
 	JNZ(LabelRef(id + "_write"))
 	Label(id + "_written")
 }
@@ -376,10 +397,9 @@ func prefetchWrite(base reg.GPPhysical, disp int) {
 
 // tileRow packs whole tiles of one row.
 func tileRow() {
-	TEXT("tileRow64", NOSPLIT, "func(dst *byte, pitch int, x *uint8, turns int)")
-	Doc("tileRow64 writes turns (at least 1) times 64 activations of a row x, as signed bytes, to dst, pitch bytes from piece",
+	function("tileRow64", "(dst *byte, pitch int, x *uint8, turns int)",
+		"writes turns (at least 1) times 64 activations of a row x, as signed bytes, to dst, pitch bytes from piece",
 		"to piece.")
-	Pragma("noescape")
 	dst, pitch, x, count := param("dst"), param("pitch"), param("x"), param("turns")
 	broadcast32(0x80808080, z[0])
 	Label("turn")
@@ -393,26 +413,11 @@ func tileRow() {
 	RET()
 }
 
-// alongTile emits a loop over the rows of a group, whose sums of columns 16..31 lie 1024 bytes behind the others.
-func alongTile(body func(sums, output, scale reg.GPVirtual)) {
-	output, ldy, sums, scale, count := param("y"), param("ldy"), param("sums"), param("xscale"), param("rows")
-	Label("row")
-	body(sums, output, scale)
-	ADDQ(I32(64), sums)
-	ADDQ(ldy, output)
-	ADDQ(I32(4), scale)
-	DECQ(count)
-	JNZ(LabelRef("row"))
-	VZEROUPPER()
-	RET()
-}
-
 // peakTiles is the loop that products of tiles are measured against.
 func peakTiles() {
-	TEXT("peakTilesAMX", NOSPLIT, "func(config *byte, turns int, ones *byte, sums *int32)")
-	Doc("peakTilesAMX does turns (at least 1) times 4*16*16*64 multiply-adds by TDPBSSD on tiles whose rows are all the",
+	function("peakTilesAMX", "(config *byte, turns int, ones *byte, sums *int32)",
+		"does turns (at least 1) times 4*16*16*64 multiply-adds by TDPBSSD on tiles whose rows are all the",
 		"64 bytes at ones, and stores the sums [4][16][16], which add up to the number done where these are 1.")
-	Pragma("noescape")
 	load("config", reg.RAX)
 	tileConfigure()
 	load("turns", reg.RCX)

@@ -8,15 +8,16 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// Products of packed rows with 4-bit weights. Every block has its own scale, so that the tile of its sums is stored, and
-// vector instructions make float32 numbers of it and add them, scaled, to the sums in memory. A block of 32 fills half
-// of a tile's 64 bytes, which takes as long as all of it. Tiles of bfloat16, whose sums need no conversion, were not
-// faster: a store waits longer for them.
+// Products of packed rows with 4-bit weights. Every block has its own scale, so that the tile of its sums is stored,
+// and vector instructions make float32 numbers of it and add them, scaled, to the sums in memory. A block of 32 fills
+// half of a tile's 64 bytes, which takes as long as all of it. Tiles of bfloat16, whose sums need no conversion, were
+// not faster: a store waits longer for them.
 //
-// A step of a kernel keeps the weights of 32 columns in four tiles, and walks over groups of up to 16 rows: two tiles of
-// activations are loaded for four products. On an Intel Xeon (Emerald Rapids class) a load or a product takes 24 cycles
-// and more while the other hardware thread of the core is busy, as if there were no tiles left for renaming, and a store
-// or a zero nothing. While it is idle, a product takes 16 cycles, in which as many vector multiply-adds can begin.
+// A step of a kernel keeps the weights of 32 columns in four tiles, and walks over groups of up to 16 rows: two tiles
+// of activations are loaded for four products. On an Intel Xeon (Emerald Rapids class) a load or a product takes 24
+// cycles and more while the other hardware thread of the core is busy, as if there were no tiles left for renaming, and
+// a store or a zero nothing. While it is idle, a product takes 16 cycles, in which as many vector multiply-adds can
+// begin.
 //
 // The instructions of a group are mixed with the vector instructions for the group before, and a tile is stored when
 // the next products have begun. So neither waits for the other. A store right behind its product made both last longer
@@ -48,7 +49,8 @@ func tileNibbles() {
 	q4Scale()
 }
 
-// nibbleTiles is one kernel and its registers. Those of a group move on with each group, those of a step with each step.
+// nibbleTiles is one kernel and its registers. Those of a group move on with each group, those of a step with each
+// step.
 type nibbleTiles struct {
 	name  string
 	block int
@@ -137,10 +139,10 @@ func (n nibbleTiles) declare() {
 	function(n.name, "(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, "+
 		"dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)",
 		"adds products of groups of rows with steps (at least 1), "+what+", to sums [groups][2][16][16].",
-		"x is the first tile of activations, next bytes before the other one of the step, advance before the next step and",
-		"pitch before the next group. dots is room for 1024 integers and spare for the sums of a group. config is the shape",
-		"of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each step, and two lines of each",
-		"of two rows of y, ldy bytes apart, to be written.")
+		"x is the first tile of activations, next bytes before the other one of the step, advance before the next",
+		"step and pitch before the next group. dots is room for 1024 integers and spare for the sums of a group.",
+		"config is the shape of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each",
+		"step, and two lines of each of two rows of y, ldy bytes apart, to be written.")
 }
 
 // begin configures the tiles and loads what lasts longer than a step.
@@ -282,10 +284,9 @@ func (n nibbleTiles) finish() {
 
 // tileUnpack unpacks 4-bit blocks: 16*(nibble-8) as int8, and scales over 16, in the places of spreadBytes.
 func tileUnpack(name string, block int) {
-	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
-	Doc(fmt.Sprintf("%s unpacks blocks (at least 1) of a q4b%d tile, %d bytes each:", name, block, spreadBytes(block)),
+	function(name, "(panel *byte, w *byte, blocks int)",
+		fmt.Sprintf("unpacks blocks (at least 1) of a q4b%d tile, %d bytes each:", block, spreadBytes(block)),
 		fmt.Sprintf("[%d][32][4] int8 of 16*(nibble-8), and the scales of the columns over 16.", block/4))
-	Pragma("noescape")
 	panel, weights, count := param("panel"), param("w"), param("blocks")
 	lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4]
 	broadcast32(0x80808080, c80)
@@ -322,10 +323,9 @@ func tileUnpack(name string, block int) {
 
 // tileSteps packs rows for steps of two tiles, each of which has so many activations of a row.
 func tileSteps(name string, width int) {
-	TEXT(name, NOSPLIT, "func(dst *byte, pitch int, advance int, x *uint8, turns int)")
-	Doc(fmt.Sprintf("%s writes turns (at least 1) times %d activations of a row x as signed bytes: half of them to dst, half to", name, 2*width),
-		"pitch bytes behind it, and the next ones advance bytes behind those.")
-	Pragma("noescape")
+	function(name, "(dst *byte, pitch int, advance int, x *uint8, turns int)",
+		fmt.Sprintf("writes turns (at least 1) times %d activations of a row x as signed bytes: half of them to dst,", 2*width),
+		"half to pitch bytes behind it, and the next ones advance bytes behind those.")
 	dst, second, advance, x, count := param("dst"), param("pitch"), param("advance"), param("x"), param("turns")
 	broadcast32(0x80808080, z[0])
 	ADDQ(dst, second)
@@ -349,12 +349,25 @@ func tileSteps(name string, width int) {
 	RET()
 }
 
+// alongTile emits a loop over the rows of a group, whose sums of columns 16..31 lie 1024 bytes behind the others.
+func alongTile(body func(sums, output, scale reg.GPVirtual)) {
+	output, ldy, sums, scale, count := param("y"), param("ldy"), param("sums"), param("xscale"), param("rows")
+	Label("row")
+	body(sums, output, scale)
+	ADDQ(I32(64), sums)
+	ADDQ(ldy, output)
+	ADDQ(I32(4), scale)
+	DECQ(count)
+	JNZ(LabelRef("row"))
+	VZEROUPPER()
+	RET()
+}
+
 // q4Scale makes results of the float sums of one group.
 func q4Scale() {
-	TEXT("q4ScaleAMX", NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, xscale *float32)")
-	Doc("q4ScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row, to y [rows][32]. ldy is in",
+	function("q4ScaleAMX", "(rows int, y *float32, ldy int, sums *float32, xscale *float32)",
+		"writes sums [2][16][16] of rows (1..16) rows, times xscale of the row, to y [rows][32]. ldy is in",
 		"bytes.")
-	Pragma("noescape")
 	alongTile(func(sums, output, scale reg.GPVirtual) {
 		VBROADCASTSS(Mem{Base: scale}, z[0])
 		for half := range 2 {

@@ -54,44 +54,36 @@ func const32(name string, v uint32) Mem {
 // needed.
 func q8cRows256() {
 	const most = 2
-	TEXT("q8cRows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
-	Doc("q8cRows256 computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
+	function("q8cRows256", "(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, "+
+		"ahead int, stride int, xscale *float32)",
+		"computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")
-	Pragma("noescape")
 	dispatch(most, func(m int) {
-		id := label("q8c", m)
-		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
+		acc := func(row, part int) reg.VecPhysical { return y[4*row+part] }
 		acts, abs := []reg.VecPhysical{y[8], y[9]}, []reg.VecPhysical{y[10], y[15]}
 		weight, tmp, ones, c80 := y[11], y[12], y[13], y[14]
-		input := newRows(m)
-		row, count, tail, wp := GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), row)
-		Load(Param("ldx"), input.ld)
-		Load(Param("steps"), count)
-		Load(Param("tail"), tail)
-		Load(Param("w"), wp)
-		fetch := newFetcher(wp)
+		k := newRowKernel(label("q8c", m), m, "steps")
 		// ones adds pairs of 16-bit sums by VPMADDWD; c80 turns u into u-128 by flipping the sign
 		// bit
 		constant := GP32()
-		MOVL(U32(0x00010001), constant)
-		VMOVD(constant, ones.AsX())
-		VPBROADCASTD(ones.AsX(), ones)
-		MOVL(U32(0x80808080), constant)
-		VMOVD(constant, c80.AsX())
-		VPBROADCASTD(c80.AsX(), c80)
+		for _, pattern := range []struct {
+			bits uint32
+			to   reg.VecPhysical
+		}{{0x00010001, ones}, {0x80808080, c80}} {
+			MOVL(U32(pattern.bits), constant)
+			VMOVD(constant, pattern.to.AsX())
+			VPBROADCASTD(pattern.to.AsX(), pattern.to)
+		}
 		zero256(y[:4*m]...)
-		Label(id + "_start")
-		input.set(row)
-		steps(id, count, 2, func(i int) {
+		k.loop(2, 4, 128, func(i int) {
 			for row := range m {
-				VPBROADCASTD(input.at(row, 4*i), acts[row])
+				VPBROADCASTD(k.input.at(row, 4*i), acts[row])
 				VPXOR(c80, acts[row], acts[row])
 				VPABSB(acts[row], abs[row])
 			}
-			fetch.step(2)
+			k.fetch.step(2)
 			for part := range 4 {
-				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*part}, weight)
+				VMOVDQU(Mem{Base: k.weights, Disp: 128*i + 32*part}, weight)
 				for row := range m {
 					VPSIGNB(acts[row], weight, tmp)
 					VPMADDUBSW(tmp, abs[row], tmp)
@@ -99,44 +91,21 @@ func q8cRows256() {
 					VPADDD(tmp, acc(row, part), acc(row, part))
 				}
 			}
-		}, func(c int) {
-			input.advance(4 * c)
-			ADDQ(I32(128*c), wp)
 		})
-		again(id, tail, row, count, input, 4)
-		// Epilogue: y = float32(sum) * (xscale*scale), with the column scales behind the tile's
-		// weights.
+		// y = float32(sum) * (xscale*scale), with the column scales behind the tile's weights
 		eachScaledRow(m, func(row int, out reg.GPVirtual, scale Mem) {
 			VBROADCASTSS(scale, acts[0])
 			for part := range 4 {
-				dst := acc(row, part)
-				VCVTDQ2PS(dst, dst)
-				VMULPS(Mem{Base: wp, Disp: 32 * part}, acts[0], tmp)
-				VMULPS(tmp, dst, dst)
-				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
+				sum := acc(row, part)
+				VCVTDQ2PS(sum, sum)
+				VMULPS(Mem{Base: k.weights, Disp: 32 * part}, acts[0], tmp)
+				VMULPS(tmp, sum, sum)
+				VMOVUPS(sum, Mem{Base: out, Disp: 32 * part})
 			}
 		})
 		VZEROUPPER()
 		RET()
 	})
-}
-
-// again runs a kernel's loop, which began at the label id_start, once more over the tail: one step
-// of activations padded to a whole step, in rows of pitch bytes. It jumps back with a count of 1
-// and clears tail, so that the second arrival falls through. A nil tail skips it. more emits what
-// else must point at the tail.
-func again(id string, tail, p, n reg.GPVirtual, x rows, pitch int, more ...func()) {
-	TESTQ(tail, tail)
-	JZ(LabelRef(id + "_sum"))
-	MOVQ(tail, p)
-	XORQ(tail, tail)
-	MOVQ(I32(1), n)
-	MOVQ(I32(pitch), x.ld)
-	for _, emit := range more {
-		emit()
-	}
-	JMP(LabelRef(id + "_start"))
-	Label(id + "_sum")
 }
 
 // q4Rows256 multiplies nibbles (u8) by activations a = u-128 (s8), in steps of 32 rows of the
@@ -154,213 +123,241 @@ func q4Rows256(name string, block int, vnni bool) {
 	if !vnni {
 		one = const32(name+"One", 0x00010001)
 	}
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)")
-	doc, pitch := q4Doc(name, block)
-	Doc(doc...)
-	Pragma("noescape")
+	doc, pitch := q4Doc(block)
+	function(name, "(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, "+
+		"stride int, xscale *float32, sums *int32, ldsums int)", doc...)
 	dispatch(most, func(m int) {
 		id := label(name, m)
 		if m == 1 && !vnni {
 			q4Single256(id, block, pitch, f0, c80, one)
 			return
 		}
-		// float32 sums of the whole product, and integer sums of one step and half
-		facc := func(r, q int) reg.VecPhysical { return y[4*r+q] } // 8 columns each
-		iacc := func(r, h int) reg.VecPhysical { return y[8+2*r+h] }
-		weight, nib, act, tmp := y[12], y[13], y[14], y[15]
-		input := newRows(m)
-		row, count, tail, wp, sums, ldsums := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), row)
-		Load(Param("ldx"), input.ld)
-		Load(Param("blocks"), count)
-		Load(Param("tail"), tail)
-		Load(Param("w"), wp)
-		fetch := newFetcher(wp)
-		Load(Param("sums"), sums)
-		Load(Param("ldsums"), ldsums)
+		k := q4Kernel256{vnni: vnni, block: block, pitch: pitch, low: f0, c80: c80, one: one}
+		k.rowKernel = newRowKernel(id, m, "blocks", &k.sums, &k.ldsums)
+		Load(Param("sums"), k.sums)
+		Load(Param("ldsums"), k.ldsums)
 		zero256(y[:4*m]...)
 		Label(id + "_start")
-		input.set(row)
-		scale := func(half int, scales Mem) {
-			q4Accumulators{iacc, facc}.scale(m, half, vnni, scales, one, q4Sums{sums, ldsums})
-		}
-		step := func(scales Mem) {
-			for half := range 2 {
-				for row := range m {
-					zero256(iacc(row, 0), iacc(row, 1))
-				}
-				for k4 := range 8 {
-					VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, weight)
-					if half == 0 {
-						fetch.step(1)
-					}
-					// low nibbles are columns 0-15, high nibbles columns 16-31
-					VPAND(f0, weight, nib)
-					VPSRLW(I8(4), weight, weight)
-					VPAND(f0, weight, weight)
-					for row := range m {
-						VPBROADCASTD(input.at(row, 4*k4), act)
-						VPXOR(c80, act, act)
-						for half, vec := range []reg.VecPhysical{nib, weight} {
-							if vnni {
-								dotVEX(act, vec, iacc(row, half))
-								continue
-							}
-							VPMADDUBSW(act, vec, tmp)
-							VPADDW(tmp, iacc(row, half), iacc(row, half))
-						}
-					}
-				}
-				scale(half, scales)
-			}
-		}
-		// A block of 32 is one step, followed by its 64 bytes of scales; a block of 128 is four
-		// steps, which are a loop so that the code stays small.
-		if block == 32 {
-			steps(id, count, 1, func(int) { step(Mem{Base: wp, Disp: 512}) }, func(c int) {
-				input.advance(32 * c)
-				ADDQ(I32(576*c), wp)
-				ADDQ(I32(4*c), sums)
-				fetch.step(1) // the line of scales
-			})
-			again(id, tail, row, count, input, pitch)
-		} else {
-			scales := GP64()
-			steps(id, count, 1, func(int) {
-				LEAQ(Mem{Base: wp, Disp: 2048}, scales)
-				Label(id + "_quarter")
-				step(Mem{Base: scales})
-				input.advance(32)
-				ADDQ(I32(512), wp)
-				ADDQ(I32(4), sums)
-				CMPQ(wp, scales)
-				JNE(LabelRef(id + "_quarter"))
-			}, func(int) {
-				ADDQ(I32(64), wp)
-				fetch.step(1) // the line of scales
-			})
-			again(id, tail, row, count, input, pitch, func() {
-				LEAQ(Mem{Base: row, Disp: 128}, sums)
-				MOVQ(input.ld, ldsums)
-			})
-		}
-		scaledRows256(m, act, facc)
+		k.input.set(k.row)
+		k.loop()
+		scaledRows256(m, k.act(), k.total)
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// q4Sums are where the sums of a block of activations lie: of the first row, and how far on that of the next one is.
-type q4Sums struct{ first, pitch reg.GPVirtual }
+// q4Kernel256 is q4Rows256 for m rows.
+type q4Kernel256 struct {
+	rowKernel
+	vnni         bool
+	block, pitch int           // weights that share a scale, and the bytes of a row of the tail
+	low, c80     Mem           // masks: the low halves of bytes, their sign bits
+	one          Mem           // ones of 16 bits, where there is no VNNI
+	sums, ldsums reg.GPVirtual // the sums of a block of activations, and how far on those of the next row are
+}
 
-// q4Accumulators are the registers of q4Rows256 for the integer sums of half a step and the float32 sums of a row.
-type q4Accumulators struct {
-	ints, floats func(row, number int) reg.VecPhysical
+// total is the register of the float32 sums of eight columns of a row.
+func (k q4Kernel256) total(row, part int) reg.VecPhysical { return y[4*row+part] }
+
+// dot is the register of the integer sums of eight columns of a row, over one step: of the low or the high nibbles.
+func (k q4Kernel256) dot(row, high int) reg.VecPhysical { return y[8+2*row+high] }
+
+// act is the register of broadcast activations.
+func (k q4Kernel256) act() reg.VecPhysical { return y[14] }
+
+// loop goes over all blocks. A block of 32 is one step, followed by its 64 bytes of scales; a block of 128 is four
+// steps, which are a loop so that the code stays small.
+func (k q4Kernel256) loop() {
+	if k.block == 32 {
+		steps(k.id, k.left, 1, func(int) { k.step(Mem{Base: k.weights, Disp: 512}) }, func(count int) {
+			k.input.advance(32 * count)
+			ADDQ(I32(576*count), k.weights)
+			ADDQ(I32(4*count), k.sums)
+			k.fetch.step(1) // the line of scales
+		})
+		k.again(k.pitch)
+		return
+	}
+
+	scales := GP64()
+	steps(k.id, k.left, 1, func(int) {
+		LEAQ(Mem{Base: k.weights, Disp: 2048}, scales)
+		Label(k.id + "_quarter")
+		k.step(Mem{Base: scales})
+		k.input.advance(32)
+		ADDQ(I32(512), k.weights)
+		ADDQ(I32(4), k.sums)
+		CMPQ(k.weights, scales)
+		JNE(LabelRef(k.id + "_quarter"))
+	}, func(int) {
+		ADDQ(I32(64), k.weights)
+		k.fetch.step(1) // the line of scales
+	})
+	k.again(k.pitch, func() {
+		LEAQ(Mem{Base: k.row, Disp: 128}, k.sums)
+		MOVQ(k.input.ld, k.ldsums)
+	})
+}
+
+// step multiplies 32 rows of the weight, half of each line at a time.
+func (k q4Kernel256) step(scales Mem) {
+	weight, nibble := y[12], y[13]
+	for half := range 2 {
+		for row := range k.m {
+			zero256(k.dot(row, 0), k.dot(row, 1))
+		}
+		for quad := range 8 {
+			VMOVDQU(Mem{Base: k.weights, Disp: 64*quad + 32*half}, weight)
+			if half == 0 {
+				k.fetch.step(1)
+			}
+			// low nibbles are columns 0-15, high nibbles columns 16-31
+			VPAND(k.low, weight, nibble)
+			VPSRLW(I8(4), weight, weight)
+			VPAND(k.low, weight, weight)
+			for row := range k.m {
+				k.multiply(row, quad, nibble, weight)
+			}
+		}
+		k.scale(half, scales)
+	}
+}
+
+// multiply adds the products of a quad of activations of a row with low and high nibbles.
+func (k q4Kernel256) multiply(row, quad int, nibbles ...reg.VecPhysical) {
+	act, tmp := k.act(), y[15]
+	VPBROADCASTD(k.input.at(row, 4*quad), act)
+	VPXOR(k.c80, act, act)
+	for high, vec := range nibbles {
+		if k.vnni {
+			dotVEX(act, vec, k.dot(row, high))
+			continue
+		}
+		VPMADDUBSW(act, vec, tmp)
+		VPADDW(tmp, k.dot(row, high), k.dot(row, high))
+	}
 }
 
 // scale adds half of a step's integer sums to the float32 sums, with the scales of columns 8*half to 8*half+7 and
 // 16+8*half on: product = sum - 8 * sum of the activations.
-func (a q4Accumulators) scale(m, half int, vnni bool, scales, one Mem, sums q4Sums) {
-	weight, nib, act, tmp := y[12], y[13], y[14], y[15]
+func (k q4Kernel256) scale(half int, scales Mem) {
+	lowScale, highScale, eights, tmp := y[12], y[13], k.act(), y[15]
 	low, high := scales, scales
 	low.Disp, high.Disp = scales.Disp+16*half, scales.Disp+32+16*half
-	VCVTPH2PS(low, weight)
-	VCVTPH2PS(high, nib)
-	for row := range m {
+	VCVTPH2PS(low, lowScale)
+	VCVTPH2PS(high, highScale)
+	for row := range k.m {
 		if row == 0 {
-			VPBROADCASTD(Mem{Base: sums.first}, act)
+			VPBROADCASTD(Mem{Base: k.sums}, eights)
 		} else {
-			VPBROADCASTD(Mem{Base: sums.first, Index: sums.pitch, Scale: 1}, act)
+			VPBROADCASTD(Mem{Base: k.sums, Index: k.ldsums, Scale: 1}, eights)
 		}
-		VPSLLD(I8(3), act, act)
-		for number, src := range []reg.VecPhysical{weight, nib} {
-			if vnni {
-				VPSUBD(act, a.ints(row, number), tmp)
+		VPSLLD(I8(3), eights, eights)
+		for high, scale := range []reg.VecPhysical{lowScale, highScale} {
+			if k.vnni {
+				VPSUBD(eights, k.dot(row, high), tmp)
 			} else {
-				VPMADDWD(one, a.ints(row, number), tmp)
-				VPSUBD(act, tmp, tmp)
+				VPMADDWD(k.one, k.dot(row, high), tmp)
+				VPSUBD(eights, tmp, tmp)
 			}
 			VCVTDQ2PS(tmp, tmp)
-			VFMADD231PS(src, tmp, a.floats(row, 2*number+half))
+			VFMADD231PS(scale, tmp, k.total(row, 2*high+half))
 		}
 	}
 }
 
-// q4Single256 is the body of q4Rows256 for one row, whose integer sums of all columns fit in registers: it goes over the
-// weight once, with the constants in registers, and prefetches line by line what it reads. A single row reads memory, so
-// that each instruction counts which its core spends on a line.
+// q4Single256 is the body of q4Rows256 for one row, whose integer sums of all columns fit in registers: it goes over
+// the weight once, with the constants in registers, and prefetches line by line what it reads. A single row reads
+// memory, so that each instruction counts which its core spends on a line.
 func q4Single256(id string, block, pitch int, f0, c80, one Mem) {
-	facc := func(high, half int) reg.VecPhysical { return y[2*high+half] }
-	iacc := func(high, half int) reg.VecPhysical { return y[4+2*high+half] }
-	low, sign, ones, weight, nib, act, tmp := y[8], y[9], y[10], y[11], y[12], y[13], y[14]
-	input := newRows(1)
-	row, count, tail, wp, sums, ahead := param("x"), param("blocks"), param("tail"), param("w"), param("sums"), param("ahead")
-	ADDQ(wp, ahead)
-	VMOVDQU(f0, low)
-	VMOVDQU(c80, sign)
-	VMOVDQU(one, ones)
+	k := q4OneRow256{
+		rowKernel: rowKernel{
+			id: id, m: 1, input: newRows(1),
+			row: param("x"), left: param("blocks"), tail: param("tail"), weights: param("w"),
+		},
+		sums: param("sums"), ahead: param("ahead"),
+		low: y[8], sign: y[9], ones: y[10], weight: y[11], nibble: y[12], act: y[13], tmp: y[14],
+	}
+	ADDQ(k.weights, k.ahead)
+	VMOVDQU(f0, k.low)
+	VMOVDQU(c80, k.sign)
+	VMOVDQU(one, k.ones)
 	zero256(y[:4]...)
 	Label(id + "_start")
-	MOVQ(row, input.base[0])
-	step := func(scales Mem) {
-		for k4 := range 8 {
-			VPBROADCASTD(input.at(0, 4*k4), act)
-			VPXOR(sign, act, act)
-			PREFETCHT0(Mem{Base: ahead, Disp: 64 * k4})
-			for half := range 2 {
-				VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, weight)
-				VPAND(low, weight, nib)
-				VPSRLW(I8(4), weight, weight)
-				VPAND(low, weight, weight)
-				for high, vec := range []reg.VecPhysical{nib, weight} {
-					if k4 == 0 {
-						VPMADDUBSW(act, vec, iacc(high, half))
-						continue
-					}
-					VPMADDUBSW(act, vec, tmp)
-					VPADDW(tmp, iacc(high, half), iacc(high, half))
-				}
-			}
-		}
-		VPBROADCASTD(Mem{Base: sums}, act)
-		VPSLLD(I8(3), act, act)
-		for high := range 2 {
-			for half := range 2 {
-				dot, scale := iacc(high, half), scales
-				scale.Disp += 32*high + 16*half
-				VCVTPH2PS(scale, tmp)
-				VPMADDWD(ones, dot, dot)
-				VPSUBD(act, dot, dot)
-				VCVTDQ2PS(dot, dot)
-				VFMADD231PS(tmp, dot, facc(high, half))
-			}
-		}
-	}
-	line := func() { // of scales
-		PREFETCHT0(Mem{Base: ahead})
-		ADDQ(I8(64), ahead)
-	}
-	blocksOfQuarters(id, block, count, wp, step, func() {
-		input.advance(32)
-		ADDQ(I8(4), sums)
-		ADDQ(I32(512), ahead)
-	}, line)
+	MOVQ(k.row, k.input.base[0])
+	blocksOfQuarters(id, block, k.left, k.weights, k.step, func() {
+		k.input.advance(32)
+		ADDQ(I8(4), k.sums)
+		ADDQ(I32(512), k.ahead)
+	}, func() { // the line of scales
+		PREFETCHT0(Mem{Base: k.ahead})
+		ADDQ(I8(64), k.ahead)
+	})
 	if block == 32 {
-		again(id, tail, row, count, input, pitch)
+		k.again(pitch)
 	} else {
-		again(id, tail, row, count, input, pitch, func() { LEAQ(Mem{Base: row, Disp: 128}, sums) })
+		k.again(pitch, func() { LEAQ(Mem{Base: k.row, Disp: 128}, k.sums) })
 	}
-	scaledRows256(1, act, func(_, part int) reg.VecPhysical { return y[part] })
+	scaledRows256(1, k.act, func(_, part int) reg.VecPhysical { return y[part] })
 	VZEROUPPER()
 	RET()
 }
 
+// q4OneRow256 are the registers of q4Single256. The fetcher of the kernel is not used: ahead is what is prefetched.
+type q4OneRow256 struct {
+	rowKernel
+	sums, ahead                               reg.GPVirtual
+	low, sign, ones, weight, nibble, act, tmp reg.VecPhysical
+}
+
+// total and dot are the registers of float32 and of integer sums: of low or high nibbles, and of half of their columns.
+func (k q4OneRow256) total(high, half int) reg.VecPhysical { return y[2*high+half] }
+func (k q4OneRow256) dot(high, half int) reg.VecPhysical   { return y[4+2*high+half] }
+
+// step multiplies 32 rows of the weight.
+func (k q4OneRow256) step(scales Mem) {
+	for quad := range 8 {
+		VPBROADCASTD(k.input.at(0, 4*quad), k.act)
+		VPXOR(k.sign, k.act, k.act)
+		PREFETCHT0(Mem{Base: k.ahead, Disp: 64 * quad})
+		for half := range 2 {
+			VMOVDQU(Mem{Base: k.weights, Disp: 64*quad + 32*half}, k.weight)
+			VPAND(k.low, k.weight, k.nibble)
+			VPSRLW(I8(4), k.weight, k.weight)
+			VPAND(k.low, k.weight, k.weight)
+			for high, vec := range []reg.VecPhysical{k.nibble, k.weight} {
+				if quad == 0 {
+					VPMADDUBSW(k.act, vec, k.dot(high, half))
+					continue
+				}
+				VPMADDUBSW(k.act, vec, k.tmp)
+				VPADDW(k.tmp, k.dot(high, half), k.dot(high, half))
+			}
+		}
+	}
+	VPBROADCASTD(Mem{Base: k.sums}, k.act)
+	VPSLLD(I8(3), k.act, k.act)
+	for high := range 2 {
+		for half := range 2 {
+			dot, scale := k.dot(high, half), scales
+			scale.Disp += 32*high + 16*half
+			VCVTPH2PS(scale, k.tmp)
+			VPMADDWD(k.ones, dot, dot)
+			VPSUBD(k.act, dot, dot)
+			VCVTDQ2PS(dot, dot)
+			VFMADD231PS(k.tmp, dot, k.total(high, half))
+		}
+	}
+}
+
 // q4Doc returns the doc comment of a 4-bit kernel, and the bytes of a row of its tail. With blocks
 // of 128 a tail row carries its four block sums behind the activations (128 + 16 bytes).
-func q4Doc(name string, block int) (doc []string, pitch int) {
+func q4Doc(block int) (doc []string, pitch int) {
 	doc = []string{
-		fmt.Sprintf("%s computes rows (1..2) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
-		fmt.Sprintf("activations, sums their sums over each 32; tail is nil or [rows][%d] more activations, padded with 128.", block),
+		fmt.Sprintf("computes rows (1..2) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's",
+			block, block),
+		fmt.Sprintf("activations, sums their sums over each 32; tail is nil or [rows][%d] more activations, padded with 128.",
+			block),
 		"Strides are in bytes.",
 	}
 	if block != 128 {
@@ -389,11 +386,10 @@ func scaledRows256(m int, act reg.VecPhysical, acc func(row, part int) reg.VecPh
 // rows beside it.
 func f32Rows256() {
 	const most = 3
-	TEXT("f32Rows256", NOSPLIT,
-		"func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
-	Doc("f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides",
-		"are in bytes.")
-	Pragma("noescape")
+	function("f32Rows256", "(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, "+
+		"stride int, more int)",
+		"computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0.",
+		"Strides are in bytes.")
 	dispatch(most, func(m int) {
 		id := label("f32", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
@@ -437,10 +433,9 @@ func f32Rows256() {
 func bf16Rows256() {
 	const most = 3
 	upper := const32("brainUpper256", 0xffff0000)
-	TEXT("bf16Rows256", NOSPLIT,
-		"func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
-	Doc("bf16Rows256 computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")
-	Pragma("noescape")
+	function("bf16Rows256", "(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, "+
+		"stride int)",
+		"computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")
 	dispatch(most, func(m int) {
 		id := label("bf16", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
@@ -489,9 +484,8 @@ func bf16Rows256() {
 // a constant.
 func f32Add256() {
 	const most = 3
-	TEXT("f32Add256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)")
-	Doc("f32Add256 adds the product of rows (1..3) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.")
-	Pragma("noescape")
+	function("f32Add256", "(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)",
+		"adds the product of rows (1..3) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.")
 	dispatch(most, func(m int) {
 		id := label("add", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }

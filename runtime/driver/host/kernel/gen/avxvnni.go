@@ -46,45 +46,32 @@ func dotVEX(s8, u8, acc reg.VecPhysical) {
 // the column sums is taken off at the end.
 func q8cRowsVNNI() {
 	const most = 3
-	TEXT("q8cRowsVNNI", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
-	Doc("q8cRowsVNNI computes rows (1..3) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
+	function("q8cRowsVNNI", "(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, "+
+		"ahead int, stride int, xscale *float32)",
+		"computes rows (1..3) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them. Strides are in bytes.")
-	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label("q8c", m)
 		sets := 1
 		if m == 1 {
 			sets = 3 // so that the instruction's latency does not show
 		}
-		acc := func(set, r, q int) reg.VecPhysical { return y[(set*m+r)*4+q] }
+		acc := func(set, row, part int) reg.VecPhysical { return y[(set*m+row)*4+part] }
 		acts, weight := y[12:15], y[15]
-		input := newRows(m)
-		row, count, tail, wp := GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), row)
-		Load(Param("ldx"), input.ld)
-		Load(Param("steps"), count)
-		Load(Param("tail"), tail)
-		Load(Param("w"), wp)
-		fetch := newFetcher(wp)
+		k := newRowKernel(id, m, "steps")
 		zero256(y[:4*m*sets]...)
-		Label(id + "_start")
-		input.set(row)
-		steps(id, count, max(sets, 2), func(i int) {
+		k.loop(max(sets, 2), 4, 128, func(i int) {
 			for row := range m {
-				VPBROADCASTD(input.at(row, 4*i), acts[row])
+				VPBROADCASTD(k.input.at(row, 4*i), acts[row])
 			}
-			fetch.step(2)
+			k.fetch.step(2)
 			for part := range 4 {
-				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*part}, weight)
+				VMOVDQU(Mem{Base: k.weights, Disp: 128*i + 32*part}, weight)
 				for row := range m {
 					dotVEX(weight, acts[row], acc(i%sets, row, part))
 				}
 			}
-		}, func(c int) {
-			input.advance(4 * c)
-			ADDQ(I32(128*c), wp)
 		})
-		again(id, tail, row, count, input, 4)
 		for set := 1; set < sets; set++ {
 			for part := range 4 {
 				VPADDD(acc(set, 0, part), acc(0, 0, part), acc(0, 0, part))
@@ -95,11 +82,11 @@ func q8cRowsVNNI() {
 			VBROADCASTSS(scale, acts[0])
 			for part := range 4 {
 				dst := acc(0, row, part)
-				VMOVDQU(Mem{Base: wp, Disp: 128 + 32*part}, weight)
+				VMOVDQU(Mem{Base: k.weights, Disp: 128 + 32*part}, weight)
 				VPSLLD(I8(7), weight, weight)
 				VPSUBD(weight, dst, dst)
 				VCVTDQ2PS(dst, dst)
-				VMULPS(Mem{Base: wp, Disp: 32 * part}, acts[0], weight)
+				VMULPS(Mem{Base: k.weights, Disp: 32 * part}, acts[0], weight)
 				VMULPS(weight, dst, dst)
 				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 			}

@@ -150,8 +150,8 @@ func (a *arm) rowSums(m int, body func(line, vec, sums int)) {
 func (a *arm) q4Pairs() {
 	a.function("q4PairsI8MM", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "blocks int",
 		"tail *uint8", "w *uint8", "xscale *float32", "parts int"},
-		"computes rows (2..6) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x",
-		"holds 32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.",
+		"computes rows (2..6) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x holds",
+		"32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.",
 		"Strides are in bytes.")(func(m int) {
 		a.clearRows(m)
 		a.f("MOVD R4, R11") // the pitch of x, later of the tail
@@ -161,47 +161,8 @@ func (a *arm) q4Pairs() {
 		a.f("LSL $9, R9, R12") // bytes of nibbles
 		a.f("ADD R12, R7, R12")
 		for half := range 2 {
-			a.bytes(0x88, 30)
-			a.bytes(0x80, 31)
-			a.zero(8 * pairs(m))
-			a.pointPairs(m, "R3", "R11")
-			a.f("ADD $%d, R7, R10", 32*half)
-			a.f("LSL $2, R9, R13") // 8 rows of the weight a turn
-			a.label("step%c%d", 'a'+half, m)
-			a.loadPairs(m)
-			for vec := range 2 {
-				a.f("FMOVQ %d(R10), F27", 16*vec)
-				a.f("FMOVQ %d(R10), F28", 64+16*vec)
-				a.f("VEOR V30.B16, V27.B16, V27.B16")
-				a.f("VEOR V30.B16, V28.B16, V28.B16")
-				a.f("VZIP1 V28.S4, V27.S4, V29.S4")
-				a.f("VZIP2 V28.S4, V27.S4, V28.S4")
-				for columns, from := range []int{29, 28} {
-					a.f("VSHL $4, V%d.B16, V27.B16", from)
-					a.multiplyPairs(m, 2*vec+columns, 27)
-					a.word(0x4f0c0400|uint32(from<<5|27), "SSHR $4, V%d.B16, V27.B16", from)
-					a.multiplyPairs(m, 4+2*vec+columns, 27)
-				}
-			}
-			a.f("ADD $128, R10, R10")
-			a.f("SUBS $1, R13, R13")
-			a.f("BNE step%c%d", 'a'+half, m)
-			// y += float32(sum) * scale, with the float16 scales behind the nibbles
-			a.f("MOVD y+8(FP), R1")
-			a.rowSums(m, func(line, vec, sums int) {
-				column := 8*half + 4*(vec%2)
-				if vec < 2 {
-					a.sixteenth(sums)
-				} else {
-					column += 16
-					a.scvtf(sums)
-				}
-				a.f("FMOVD %d(R12), F30", 2*column)
-				a.word(0x0e217800|30<<5|30, "FCVTL V30.H4, V30.S4")
-				a.f("FMOVQ %d(R1), F31", 4*column)
-				a.f("VFMLA V30.S4, V%d.S4, V31.S4", sums)
-				a.f("FMOVQ F31, %d(R1)", 4*column)
-			})
+			a.q4HalfBlock(m, half)
+			a.q4AddHalf(m, half)
 		}
 		a.f("LSL $5, R9, R14")
 		a.f("ADD R14, R3, R3")
@@ -217,15 +178,56 @@ func (a *arm) q4Pairs() {
 		a.f("LSL $5, R9, R11")
 		a.f("B start%d", m)
 		a.label("sum%d", m)
-		a.f("MOVD y+8(FP), R1")
-		a.eachRow(m, func(int) {
-			a.f("VLD1R.P 4(R8), [V24.S4]")
-			for range 8 {
-				a.f("VLD1 (R15), [V25.S4]")
-				a.fmul(25, 24, 25)
-				a.f("VST1.P [V25.S4], 16(R15)")
-			}
-		})
+		a.scaleRows(m)
+	})
+}
+
+// q4HalfBlock makes the integer sums of half of the columns of a block.
+func (a *arm) q4HalfBlock(m, half int) {
+	a.bytes(0x88, 30)
+	a.bytes(0x80, 31)
+	a.zero(8 * pairs(m))
+	a.pointPairs(m, "R3", "R11")
+	a.f("ADD $%d, R7, R10", 32*half)
+	a.f("LSL $2, R9, R13") // 8 rows of the weight a turn
+	a.label("step%c%d", 'a'+half, m)
+	a.loadPairs(m)
+	for vec := range 2 {
+		a.f("FMOVQ %d(R10), F27", 16*vec)
+		a.f("FMOVQ %d(R10), F28", 64+16*vec)
+		a.f("VEOR V30.B16, V27.B16, V27.B16")
+		a.f("VEOR V30.B16, V28.B16, V28.B16")
+		a.f("VZIP1 V28.S4, V27.S4, V29.S4")
+		a.f("VZIP2 V28.S4, V27.S4, V28.S4")
+		for columns, from := range []int{29, 28} {
+			a.f("VSHL $4, V%d.B16, V27.B16", from)
+			a.multiplyPairs(m, 2*vec+columns, 27)
+			a.word(0x4f0c0400|uint32(from<<5|27), "SSHR $4, V%d.B16, V27.B16", from)
+			a.multiplyPairs(m, 4+2*vec+columns, 27)
+		}
+	}
+	a.f("ADD $128, R10, R10")
+	a.f("SUBS $1, R13, R13")
+	a.f("BNE step%c%d", 'a'+half, m)
+}
+
+// q4AddHalf adds the sums, times their scales in float16 behind the nibbles, to y. Those of the low nibbles are 16
+// times as large.
+func (a *arm) q4AddHalf(m, half int) {
+	a.f("MOVD y+8(FP), R1")
+	a.rowSums(m, func(line, vec, sums int) {
+		column := 8*half + 4*(vec%2)
+		if vec < 2 {
+			a.sixteenth(sums)
+		} else {
+			column += 16
+			a.scvtf(sums)
+		}
+		a.f("FMOVD %d(R12), F30", 2*column)
+		a.word(0x0e217800|30<<5|30, "FCVTL V30.H4, V30.S4")
+		a.f("FMOVQ %d(R1), F31", 4*column)
+		a.f("VFMLA V30.S4, V%d.S4, V31.S4", sums)
+		a.f("FMOVQ F31, %d(R1)", 4*column)
 	})
 }
 

@@ -25,8 +25,8 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; packed and streams, with that of avx512; attention, "+
-			"with that of avx2; tiled, beside amx; or peak, the loops they are measured against")
+		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; packed and streams, with that of avx512; "+
+			"attention, with that of avx2; tiled, beside amx; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -89,7 +89,8 @@ func (f fetcher) step(lines int) {
 // which are what limits a core whose other hardware thread is busy.
 func fetches(m, i int) bool { return m < manyRows || i%2 == 0 }
 
-// stepLines is the number of lines that a step over two lines prefetches: those of the step that prefetches nothing, too.
+// stepLines is the number of lines that a step over two lines prefetches: those of the step that prefetches nothing,
+// too.
 func stepLines(m int) int {
 	if m < manyRows {
 		return 2
@@ -286,6 +287,61 @@ func steps(id string, n reg.GPVirtual, unroll int, step func(i int), advance fun
 	DECQ(n)
 	JNZ(LabelRef(id + "_one"))
 	Label(id + "_done")
+}
+
+// rowKernel is what kernels of rows have in common: registers of a product of m rows of activations with a tile of
+// weights, step by step.
+type rowKernel struct {
+	id string // of the labels
+	m  int
+
+	input                    rows
+	row, left, tail, weights reg.GPVirtual // the first row, steps that are left, and the parameters of these names
+	fetch                    fetcher
+}
+
+// newRowKernel loads the parameters of a kernel, of which count is the number of steps. It makes registers that the
+// kernel needs besides, own.
+func newRowKernel(id string, m int, count string, own ...*reg.GPVirtual) rowKernel {
+	k := rowKernel{id: id, m: m, input: newRows(m), row: GP64(), left: GP64(), tail: GP64(), weights: GP64()}
+	for _, register := range own {
+		*register = GP64()
+	}
+	Load(Param("x"), k.row)
+	Load(Param("ldx"), k.input.ld)
+	Load(Param(count), k.left)
+	Load(Param("tail"), k.tail)
+	Load(Param("w"), k.weights)
+	k.fetch = newFetcher(k.weights)
+	return k
+}
+
+// loop emits a loop over all steps of xBytes of activations and wBytes of weights, which goes once more over the tail.
+func (k rowKernel) loop(unroll, xBytes, wBytes int, step func(i int)) {
+	Label(k.id + "_start")
+	k.input.set(k.row)
+	steps(k.id, k.left, unroll, step, func(count int) {
+		k.input.advance(xBytes * count)
+		ADDQ(I32(wBytes*count), k.weights)
+	})
+	k.again(xBytes)
+}
+
+// again runs the loop, which began at the label id_start, once more over the tail: one step of activations padded to a
+// whole step, in rows of pitch bytes. It jumps back with a count of 1 and clears tail, so that the second arrival falls
+// through. A nil tail skips it. more emits what else must point at the tail.
+func (k rowKernel) again(pitch int, more ...func()) {
+	TESTQ(k.tail, k.tail)
+	JZ(LabelRef(k.id + "_sum"))
+	MOVQ(k.tail, k.row)
+	XORQ(k.tail, k.tail)
+	MOVQ(I32(1), k.left)
+	MOVQ(I32(pitch), k.input.ld)
+	for _, emit := range more {
+		emit()
+	}
+	JMP(LabelRef(k.id + "_start"))
+	Label(k.id + "_sum")
 }
 
 // label numbers the labels of a body with two digits, the number of rows.

@@ -33,10 +33,10 @@ func packed512() {
 	q4Packed512("q4x128Packed512", 128)
 }
 
-// packedRows emits one step: every row's activation times both weights. Most rows take it from memory as an operand, which
-// is a load for each of the two; every third row loads it once, to one of the registers b. Of 14 rows 25 loads and 35
-// instructions make 28 multiply-adds: a core begins 28 loads in the time of these, and, while its other hardware thread
-// is busy, 42 instructions.
+// packedRows emits one step: every row's activation times both weights. Most rows take it from memory as an operand,
+// which is a load for each of the two; every third row loads it once, to one of the registers b. Of 14 rows 25 loads
+// and 35 instructions make 28 multiply-adds: a core begins 28 loads in the time of these, and, while its other hardware
+// thread is busy, 42 instructions.
 func packedRows(
 	x reg.Register, disp, m int, weights pair, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical, floats bool,
 ) {
@@ -87,129 +87,133 @@ const (
 // 128-bit lane, and computes -128 times their sums with VPDPBUSD. kind says what is packed and
 // where the sums go.
 func packQuad512(name string, kind int) {
-	each := kind == packEach
-	x8, params := "x *uint8", ")"
-	what := []string{"writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes."}
+	typ, params := "*uint8", ""
+	what := []string{
+		"writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.",
+	}
 	switch kind {
 	case packSums:
-		params = ", head *int32)"
+		params = ", head *int32"
 		what = append(what, "head is what their sums of products start at, [4].")
 	case packEach:
 		what = append(what, "What the sums of products of each 32 activations start at comes first, 16 bytes.")
 	case packFloats:
-		x8 = "x *float32"
-		what = []string{"writes 16*turns activations of each of four rows of x: one of each row, 16 bytes, every pitch bytes."}
-	}
-	TEXT(name, NOSPLIT, "func(dst *byte, pitch int, "+x8+", ldx int, turns int"+params)
-	what[0] = name + " " + what[0]
-	Doc(what...)
-	Pragma("noescape")
-	input := newRows(4)
-	Load(Param("x"), input.base[0])
-	Load(Param("ldx"), input.ld)
-	input.set(input.base[0])
-	to := newRows(4)
-	Load(Param("dst"), to.base[0])
-	Load(Param("pitch"), to.ld)
-	to.set(to.base[0])
-	count := param("turns")
-	c80, total := z[8], z[10:14]
-	if kind != packFloats {
-		broadcast32(0x80808080, c80)
-	}
-	// turn transposes 4x4 words in each lane: v[i] becomes word i of rows 0..3. v may be from.
-	turn := func(from, t, v []reg.VecPhysical) { // v may be from
-		VPUNPCKLDQ(from[1], from[0], t[0]) // rows 0 1, words 0 1 of each lane
-		VPUNPCKHDQ(from[1], from[0], t[1])
-		VPUNPCKLDQ(from[3], from[2], t[2])
-		VPUNPCKHDQ(from[3], from[2], t[3])
-		VPUNPCKLQDQ(t[2], t[0], v[0])
-		VPUNPCKHQDQ(t[2], t[0], v[1])
-		VPUNPCKLQDQ(t[3], t[1], v[2])
-		VPUNPCKHQDQ(t[3], t[1], v[3])
-	}
-	// heads leaves in each lane of total[0] minus the sums of rows 0..3 over that lane's half: 32
-	// activations.
-	heads := func() {
-		turn(total, z[4:8], total)
-		for _, vec := range total[1:] {
-			VPADDD(vec, total[0], total[0])
+		typ = "*float32"
+		what = []string{
+			"writes 16*turns activations of each of four rows of x: one of each row, 16 bytes, every pitch bytes.",
 		}
-		VSHUFI64X2(U8(0xb1), total[0], total[0], z[4]) // the other quarter of each half
-		VPADDD(z[4], total[0], total[0])
-		zero512(z[4])
-		VPSUBD(total[0], z[4], total[0])
 	}
+	function(name, "(dst *byte, pitch int, x "+typ+", ldx int, turns int"+params+")", what...)
+	p := quadPacker{kind: kind, c80: z[8], totals: z[10:14]}
+	p.input = newRows(4)
+	Load(Param("x"), p.input.base[0])
+	Load(Param("ldx"), p.input.ld)
+	p.input.set(p.input.base[0])
+	p.output = newRows(4)
+	Load(Param("dst"), p.output.base[0])
+	Load(Param("pitch"), p.output.ld)
+	p.output.set(p.output.base[0])
+	count := param("turns")
 	if kind != packFloats {
-		zero512(total...)
+		broadcast32(0x80808080, p.c80)
+		zero512(p.totals...)
 	}
 	Label("turn")
-	for row := range 4 {
-		if kind == packFloats {
-			VMOVUPS(input.at(row, 0), z[row])
-			continue
-		}
-		VPXORD(input.at(row, 0), c80, z[row])
-		VPDPBUSD(z[row], c80, total[row])
-	}
-	// a turn is 64 activations, two blocks: the sums of both are ready here
-	if each {
-		heads()
-		zero512(total[1:]...)
-	}
-	turn(z[:4], z[4:8], z[:4])
-	// store 16 groups of words; a block's sums go in front of its first words
-	for lane := range 4 {
-		if each && lane%2 == 0 {
-			if lane == 0 {
-				VMOVDQU(total[0].AsX(), Mem{Base: to.base[0]})
-			} else {
-				VEXTRACTI32X4(U8(lane), total[0], Mem{Base: to.base[0]})
-				zero512(total[0])
-			}
-			ADDQ(to.ld, to.base[0])
-		}
-		for word := range 4 {
-			if lane == 0 {
-				VMOVDQU(z[word].AsX(), to.at(word, 0))
-			} else {
-				VEXTRACTI32X4(U8(lane), z[word], to.at(word, 0))
-			}
-		}
-		LEAQ(Mem{Base: to.base[0], Index: to.ld, Scale: 4}, to.base[0])
-	}
-	input.advance(64)
+	p.turn()
 	DECQ(count)
 	JNZ(LabelRef("turn"))
+
 	// one block of all: add the two halves up
 	if kind == packSums {
-		heads()
+		p.heads()
 		head := param("head")
-		VEXTRACTI64X4(U8(1), total[0], z[1].AsY())
-		VPADDD(z[1].AsY(), total[0].AsY(), total[0].AsY())
-		VMOVDQU(total[0].AsX(), Mem{Base: head})
+		VEXTRACTI64X4(U8(1), p.totals[0], z[1].AsY())
+		VPADDD(z[1].AsY(), p.totals[0].AsY(), p.totals[0].AsY())
+		VMOVDQU(p.totals[0].AsX(), Mem{Base: head})
 	}
 	VZEROUPPER()
 	RET()
 }
 
+// quadPacker are the registers of packQuad512. totals are the sums of each row's activations.
+type quadPacker struct {
+	kind          int
+	input, output rows
+	c80           reg.VecPhysical
+	totals        []reg.VecPhysical
+}
+
+// turn packs a vector of each row. A vector is 64 activations, two blocks: the sums of both are ready then.
+func (p quadPacker) turn() {
+	for row := range 4 {
+		if p.kind == packFloats {
+			VMOVUPS(p.input.at(row, 0), z[row])
+			continue
+		}
+		VPXORD(p.input.at(row, 0), p.c80, z[row])
+		VPDPBUSD(z[row], p.c80, p.totals[row])
+	}
+	if p.kind == packEach {
+		p.heads()
+		zero512(p.totals[1:]...)
+	}
+	turnWords(z[:4], z[4:8])
+	for lane := range 4 {
+		p.storeLane(lane)
+	}
+	p.input.advance(64)
+}
+
+// storeLane stores four groups of words of four rows. A block's sums go in front of its first words.
+func (p quadPacker) storeLane(lane int) {
+	first := p.output.base[0]
+	if p.kind == packEach && lane%2 == 0 {
+		if lane == 0 {
+			VMOVDQU(p.totals[0].AsX(), Mem{Base: first})
+		} else {
+			VEXTRACTI32X4(U8(lane), p.totals[0], Mem{Base: first})
+			zero512(p.totals[0])
+		}
+		ADDQ(p.output.ld, first)
+	}
+	for word := range 4 {
+		if lane == 0 {
+			VMOVDQU(z[word].AsX(), p.output.at(word, 0))
+		} else {
+			VEXTRACTI32X4(U8(lane), z[word], p.output.at(word, 0))
+		}
+	}
+	LEAQ(Mem{Base: first, Index: p.output.ld, Scale: 4}, first)
+}
+
+// heads leaves in each lane of the first total minus the sums of rows 0..3 over that lane's half: 32 activations.
+func (p quadPacker) heads() {
+	total := p.totals[0]
+	turnWords(p.totals, z[4:8])
+	for _, vec := range p.totals[1:] {
+		VPADDD(vec, total, total)
+	}
+	VSHUFI64X2(U8(0xb1), total, total, z[4]) // the other quarter of each half
+	VPADDD(z[4], total, total)
+	zero512(z[4])
+	VPSUBD(total, z[4], total)
+}
+
 // q8cPacked512 computes one group of rows and one tile. The first group flips the sign bits of the
 // weights on its way, which makes them unsigned, and leaves them in panel for the other groups.
 func q8cPacked512(name string, first bool) {
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)")
-	doc := []string{
-		fmt.Sprintf("%s computes rows (%d..%d) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed", name, leastPacked, mostPacked),
-		"activations and the unsigned weights in panel. w is the tile. ldy is in bytes.",
-	}
+	what := "activations and the unsigned weights in panel. w is the tile. ldy is in bytes."
 	if first {
-		doc[1] = "activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes."
+		what = "activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes."
 	}
-	Doc(doc...)
-	Pragma("noescape")
+	function(name, "(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, "+
+		"xscale *float32)",
+		fmt.Sprintf("computes rows (%d..%d) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed",
+			leastPacked, mostPacked),
+		what)
 	dispatchFrom(leastPacked, mostPacked, func(m int) {
-		id := label(name, m)
-		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
-		w0, w1, c80, bcasts := z[30], z[31], z[29], z[2*m:30]
+		acc := func(row, half int) reg.VecPhysical { return z[2*row+half] }
+		w, c80, bcasts := pair{z[30], z[31]}, z[29], z[2*m:30]
 		input, count, panel, weights := param("x"), param("steps"), param("panel"), param("w")
 		fetch := newFetcher(weights)
 		if first {
@@ -219,53 +223,55 @@ func q8cPacked512(name string, first bool) {
 		fetchOutput(m, 2)
 		startPacked(input, m, acc)
 		ADDQ(I32(4*m), input)
-		steps(id, count, 4, func(i int) {
-			at := Mem{Base: panel, Disp: 128 * i}
+		steps(label(name, m), count, 4, func(i int) {
+			unsigned := Mem{Base: panel, Disp: 128 * i}
 			if first {
-				at.Base = weights
-			}
-			VMOVDQU64(at, w0)
-			VMOVDQU64(at.Offset(64), w1)
-			if first {
-				VPXORD(c80, w0, w0)
-				VPXORD(c80, w1, w1)
-				at.Base = panel
-				VMOVDQU64(w0, at)
-				VMOVDQU64(w1, at.Offset(64))
+				w.load(Mem{Base: weights, Disp: 128 * i})
+				VPXORD(c80, w[0], w[0])
+				VPXORD(c80, w[1], w[1])
+				VMOVDQU64(w[0], unsigned)
+				VMOVDQU64(w[1], unsigned.Offset(64))
+			} else {
+				w.load(unsigned)
 			}
 			if i%4 == 0 { // one line of two: the core fetches its neighbour
 				fetch.step(1)
 			}
-			packedRows(input, 4*m*i, m, pair{w0, w1}, bcasts, acc, false)
-		}, func(c int) {
-			ADDQ(I32(4*m*c), input)
-			ADDQ(I32(128*c), panel)
+			packedRows(input, 4*m*i, m, w, bcasts, acc, false)
+		}, func(count int) {
+			ADDQ(I32(4*m*count), input)
+			ADDQ(I32(128*count), panel)
 			if first {
-				ADDQ(I32(128*c), weights)
+				ADDQ(I32(128*count), weights)
 			}
 		})
-		// y = float32(acc) * (xscale*scale)
-		// the scales stand behind the tile's weights, which this kernel has not walked over
+		// the scales stand behind the tile's weights, which only the first group has walked over
 		if !first {
 			Load(Param("w"), weights)
 			Load(Param("steps"), count)
 			SHLQ(U8(7), count)
 			ADDQ(count, weights)
 		}
-		VMOVUPS(Mem{Base: weights}, w0)
-		VMOVUPS(Mem{Base: weights, Disp: 64}, w1)
-		tmp := z[29]
-		eachScaledRow(m, func(row int, output reg.GPVirtual, scale Mem) {
-			for half, src := range []reg.VecPhysical{w0, w1} {
-				dst := acc(row, half)
-				VCVTDQ2PS(dst, dst)
-				VMULPS_BCST(scale, src, tmp)
-				VMULPS(tmp, dst, dst)
-				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
-			}
-		})
+		storePacked(m, weights, acc)
 		VZEROUPPER()
 		RET()
+	})
+}
+
+// storePacked stores y = float32(sum) * (xscale*scale), with the scales of the columns at scales.
+func storePacked(m int, scales reg.GPVirtual, acc func(row, half int) reg.VecPhysical) {
+	columns, factor := pair{z[30], z[31]}, z[29]
+	for half, vec := range columns {
+		VMOVUPS(Mem{Base: scales, Disp: 64 * half}, vec)
+	}
+	eachScaledRow(m, func(row int, output reg.GPVirtual, scale Mem) {
+		for half, vec := range columns {
+			sum := acc(row, half)
+			VCVTDQ2PS(sum, sum)
+			VMULPS_BCST(scale, vec, factor)
+			VMULPS(factor, sum, sum)
+			VMOVUPS(sum, Mem{Base: output, Disp: 64 * half})
+		}
 	})
 }
 
@@ -276,10 +282,9 @@ func spreadBytes(block int) int { return 32*block + 128 }
 // q4Spread512 unpacks 4-bit blocks for packed activations. Nibbles stay unsigned; packed sums start
 // at -128 times the sum of activations, and 16*nibble-128 is 16*(nibble-8).
 func q4Spread512(name string, block int) {
-	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
-	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", name, block,
-		spreadBytes(block)))
-	Pragma("noescape")
+	function(name, "(panel *byte, w *byte, blocks int)",
+		fmt.Sprintf("unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", block,
+			spreadBytes(block)))
 	lo, hi, cF0, sixteenth := z[0], z[1], z[2], z[3]
 	panel, weights, count := param("panel"), param("w"), param("blocks")
 	broadcast32(0xf0f0f0f0, cF0)
@@ -310,14 +315,16 @@ func q4Spread512(name string, block int) {
 	RET()
 }
 
-// q4Packed512 multiplies a group of packed rows with unpacked blocks, each half of the rows by itself: 7 rows of integer
-// and of float sums fill the registers. With sums in memory a core would store 28 vectors for each block of 14 rows, one
-// a cycle, and on an AMD EPYC (Zen 5 class) multiplied four fifths as fast.
+// q4Packed512 multiplies a group of packed rows with unpacked blocks, each half of the rows by itself: 7 rows of
+// integer and of float sums fill the registers. With sums in memory a core would store 28 vectors for each block of 14
+// rows, one a cycle, and on an AMD EPYC (Zen 5 class) multiplied four fifths as fast.
 func q4Packed512(name string, block int) {
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)")
-	Doc(fmt.Sprintf("%s adds the product of a group of rows (%d..%d) of packed activations with unpacked blocks to sums", name, leastPacked, mostPacked),
-		"[rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.")
-	Pragma("noescape")
+	function(name, "(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, "+
+		"ahead int, stride int, xscale *float32)",
+		fmt.Sprintf("adds the product of a group of rows (%d..%d) of packed activations with unpacked blocks to sums",
+			leastPacked, mostPacked),
+		"[rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy",
+		"is in bytes.")
 	dispatchFrom(leastPacked, mostPacked, func(m int) {
 		sums, weights := param("sums"), param("w")
 		fetch := newFetcher(weights)
@@ -415,14 +422,14 @@ func q4Half512(half q4Half) {
 // f32Packed512 is f32Rows512 or bf16Rows512 for a group of packed rows, with the same bits: one
 // accumulator per result and k in order.
 func f32Packed512(name string, bf16 bool) {
-	scheme, w8 := "w32", "w *float32"
+	scheme, typ := "w32", "*float32"
 	if bf16 {
-		scheme, w8 = "w16", "w *uint16"
+		scheme, typ = "w16", "*uint16"
 	}
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, k int, "+w8+", ahead int, stride int, more int)")
-	Doc(fmt.Sprintf("%s computes rows (%d..%d) rows of k rows of a %s tile into y [rows][32], or adds them to y unless more is 0, from", name, leastPacked, mostPacked, scheme),
-		"a group of packed activations. ldy is in bytes.")
-	Pragma("noescape")
+	function(name, "(rows int, y *float32, ldy int, x *float32, k int, w "+typ+", ahead int, stride int, more int)",
+		fmt.Sprintf("computes rows (%d..%d) rows of k rows of a %s tile into y [rows][32], or adds them to y unless more is 0,",
+			leastPacked, mostPacked, scheme),
+		"from a group of packed activations. ldy is in bytes.")
 	dispatchFrom(leastPacked, mostPacked, func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }

@@ -32,8 +32,8 @@ func pairs512() {
 }
 
 // evex emits an instruction of map 0F38 on three registers of 512 bits, which Go's assembler does not know, behind a
-// comment with its text in the syntax of the GNU assembler: the destination is last, and the source before it is the one
-// in the prefix. prefix tells instructions of the same opcode apart, as in VEX.
+// comment with its text in the syntax of the GNU assembler: the destination is last, and the source before it is the
+// one in the prefix. prefix tells instructions of the same opcode apart, as in VEX.
 func evex(text string, prefix, opcode byte, rm, source, dst reg.VecPhysical) {
 	number := func(vec reg.VecPhysical) byte {
 		for i := range z {
@@ -54,8 +54,8 @@ func evex(text string, prefix, opcode byte, rm, source, dst reg.VecPhysical) {
 	Instruction(&ir.Instruction{Opcode: "WORD", Operands: []Op{U16(uint16(opcode) | uint16(0xc0|high&7<<3|low&7)<<8)}})
 }
 
-// multiplyPairs adds to each float32 of sum the products of the bfloat16 in its place in a and b: first the higher ones,
-// then the lower ones.
+// multiplyPairs adds to each float32 of sum the products of the bfloat16 in its place in a and b: first the higher
+// ones, then the lower ones.
 func multiplyPairs(a, b, sum reg.VecPhysical) {
 	evex("vdpbf16ps %%zmm%d, %%zmm%d, %%zmm%d", vexF3, 0x52, a, b, sum)
 }
@@ -129,8 +129,8 @@ func pairTile512(name string, vecs int) {
 	})
 }
 
-// pairOrder are, for two vectors of 16 columns one after the other, the indices of the numbers of two rows of words in the
-// order of pairs.
+// pairOrder are, for two vectors of 16 columns one after the other, the indices of the numbers of two rows of words in
+// the order of pairs.
 var pairOrder Mem
 
 func makePairOrder() {
@@ -141,7 +141,8 @@ func makePairOrder() {
 }
 
 // pairColumns makes pairs of the numbers of two rows in memory, or of one and zeros where there is no second, in a
-// vector for each 16 columns of 32, or in one. order are registers with the indices, and the rows pass through two others.
+// vector for each 16 columns of 32, or in one. order are registers with the indices, and the rows pass through two
+// others.
 func pairColumns(first Mem, second func(to reg.VecPhysical), order, pairs []reg.VecPhysical, through [2]reg.VecPhysical) {
 	loadColumns(len(pairs), first, through[0])
 	second(through[1])

@@ -49,10 +49,9 @@ func issue() {
 // peakLoop writes a loop of count independent steps a turn, enough to hide the latency of one. ones
 // prepares registers, sum adds the accumulators up and stores them.
 func peakLoop(name, what string, count int, step func(i int), ones, sum func(count int)) {
-	TEXT(name, NOSPLIT, "func(turns int, sum *byte)")
-	Doc(name+" does turns (at least 1) times as many multiply-adds by "+what+" as it has accumulators,",
+	function(name, "(turns int, sum *byte)",
+		"does turns (at least 1) times as many multiply-adds by "+what+" as it has accumulators,",
 		"and stores at sum a register whose elements add up to the number done.")
-	Pragma("noescape")
 	ones(count)
 	left := GP64()
 	Load(Param("turns"), left)
@@ -165,10 +164,9 @@ const streamAhead = 512
 // streamLoop writes a function that reads a line of 64 bytes of each of eight streams a turn and
 // adds words up, so that no read can be left out.
 func streamLoop(name, width string, line func(m Mem, i int), zero, reduce func()) {
-	TEXT(name, NOSPLIT, "func(p *byte, turns int, pitch int) uint64")
-	Doc(name+" reads turns (at least 1) lines of 64 bytes from each of eight streams, pitch bytes apart, in "+width,
+	function(name, "(p *byte, turns int, pitch int) uint64",
+		"reads turns (at least 1) lines of 64 bytes from each of eight streams, pitch bytes apart, in "+width,
 		"registers, and returns the sum of the first words of all lines.")
-	Pragma("noescape")
 	input := newRows(8)
 	Load(Param("pitch"), input.ld)
 	input.set(param("p"))

@@ -8,81 +8,110 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// glu512 writes the gated functions whose gate is a sigmoid, in registers of 512 bits: what unit256 writes, with the same
-// bits, but constants stay in registers.
+// glu512 writes the gated functions whose gate is a sigmoid, in registers of 512 bits: what unit256 writes, with the
+// same bits, but constants stay in registers.
 func glu512() {
-	low, high, infinite, log2e, round := z[31], z[30], z[29], z[28], z[27]
-	ln2Hi, ln2Lo, linear, cubic := z[26], z[25], z[24], z[23]
-	poly := z[15:22] // poly[0] is 1
-	spread := func(v float32, to reg.VecPhysical) { broadcast32(math.Float32bits(v), to) }
-	// exponent is the function of the same name for registers of 256 bits, where x may be positive. One instruction
-	// multiplies by the power of two, and rounds what becomes subnormal once, as that function does.
-	exponent := func(x, n, f, p reg.VecPhysical) {
-		VMAXPS(x, low, f)
-		VMINPS(f, high, f)
-		VMOVAPS(round, n)
-		VFMADD231PS(log2e, f, n) // the integer in the low bits
-		VSUBPS(round, n, n)      // and as a number
-		VFNMADD231PS(ln2Hi, n, f)
-		VFNMADD231PS(ln2Lo, n, f)
-		VMOVAPS(poly[6], p)
-		for i := 5; i >= 0; i-- {
-			VFMADD213PS(poly[i], f, p)
-		}
-		VSCALEFPS(n, p, p)
-		VCMPPS(U8(14), high, x, reg.K1) // x > high
-		VCMPPS(U8(5), low, x, reg.K2)   // not x < low
-		VMOVAPS(infinite, reg.K1, p)
-		VMOVAPS_Z(p, reg.K2, x)
+	gluKernel512("siluMul512", "op.SiLU", false)
+	gluKernel512("geluTanhMul512", "op.GELUTanh", true)
+}
+
+// gluKernel512 writes one of them. tanh says that the gate is GELU in the form with a hyperbolic tangent.
+func gluKernel512(name, activation string, tanh bool) {
+	function(name, "(y *float32, x *float32, interleave int, groups int)",
+		"computes Set.GLU with "+activation+" for groups groups of interleave columns, both at least 1; interleave is a",
+		"multiple of 16.")
+	exponent := newExponent512()
+	linear, cubic := z[24], z[23]
+	if tanh {
+		spread512(-2*0.7978845608028654, linear)
+		spread512(-2*0.7978845608028654*0.044715, cubic)
 	}
-	for _, gate := range []struct{ name, act string }{{"siluMul512", "op.SiLU"}, {"geluTanhMul512", "op.GELUTanh"}} {
-		function(gate.name, "(y *float32, x *float32, interleave int, groups int)",
-			"computes Set.GLU with "+gate.act+" for groups groups of interleave columns, both at least 1; interleave is a multiple of 16.")
-		spread(-87.33654, low)
-		spread(88.72283, high)
-		broadcast32(0x7f800000, infinite)
-		spread(math.Log2E, log2e)
-		spread(0x1.8p23, round)
-		spread(0x1.62e4p-1, ln2Hi)
-		spread(0x1.7f7d1cf79abcap-20, ln2Lo)
-		for i, coef := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
-			spread(coef, poly[i])
+	out, input, gap, groups, count := param("y"), param("x"), param("interleave"), param("groups"), GP64()
+	Label("group")
+	MOVQ(gap, count)
+	along("columns", count, 64, []reg.GPVirtual{out, input}, func() {
+		value, power := z[0], z[1]
+		// Rows are longer than a page, and prefetchers of processors stop at the end of one.
+		PREFETCHT0(Mem{Base: input, Disp: 1024})
+		PREFETCHT0(Mem{Base: input, Index: gap, Scale: 4, Disp: 1024})
+		PREFETCHT0(Mem{Base: out, Disp: 512})
+		VMOVUPS(Mem{Base: input}, value)
+		if tanh { // 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(x+0.044715*x^3)
+			VMULPS(value, value, z[2])
+			VMOVAPS(cubic, power)
+			VFMADD213PS(linear, z[2], power)
+			VMULPS(value, power, power)
+		} else {
+			zero512(power)
+			VSUBPS(value, power, power)
 		}
-		if gate.act == "op.GELUTanh" {
-			spread(-2*0.7978845608028654, linear)
-			spread(-2*0.7978845608028654*0.044715, cubic)
-		}
-		out, input, gap, groups, count := param("y"), param("x"), param("interleave"), param("groups"), GP64()
-		Label("group")
-		MOVQ(gap, count)
-		along("columns", count, 64, []reg.GPVirtual{out, input}, func() {
-			x, e := z[0], z[1]
-			// Rows are longer than a page, and prefetchers of processors stop at the end of one.
-			PREFETCHT0(Mem{Base: input, Disp: 1024})
-			PREFETCHT0(Mem{Base: input, Index: gap, Scale: 4, Disp: 1024})
-			PREFETCHT0(Mem{Base: out, Disp: 512})
-			VMOVUPS(Mem{Base: input}, x)
-			if gate.act == "op.GELUTanh" { // 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(x+0.044715*x^3)
-				VMULPS(x, x, z[2])
-				VMOVAPS(cubic, e)
-				VFMADD213PS(linear, z[2], e)
-				VMULPS(x, e, e)
-			} else {
-				zero512(e)
-				VSUBPS(x, e, e)
-			}
-			exponent(e, z[2], z[3], z[4])
-			VADDPS(poly[0], e, e)
-			VDIVPS(e, x, x)
-			VMULPS(Mem{Base: input, Index: gap, Scale: 4}, x, x)
-			VMOVUPS(x, Mem{Base: out})
-		})
-		LEAQ(Mem{Base: input, Index: gap, Scale: 4}, input)
-		DECQ(groups)
-		JNZ(LabelRef("group"))
-		VZEROUPPER()
-		RET()
+		exponent.of(power, z[2], z[3], z[4])
+		VADDPS(exponent.one(), power, power)
+		VDIVPS(power, value, value)
+		VMULPS(Mem{Base: input, Index: gap, Scale: 4}, value, value)
+		VMOVUPS(value, Mem{Base: out})
+	})
+	LEAQ(Mem{Base: input, Index: gap, Scale: 4}, input)
+	DECQ(groups)
+	JNZ(LabelRef("group"))
+	VZEROUPPER()
+	RET()
+}
+
+// spread512 sets all numbers of a vector.
+func spread512(value float32, to reg.VecPhysical) { broadcast32(math.Float32bits(value), to) }
+
+// exponent512 are the registers of the constants of an exponential: where it becomes zero or infinite, infinity, and
+// what reduces its argument to a polynomial's.
+type exponent512 struct {
+	low, high, infinite        reg.VecPhysical
+	log2e, round, ln2Hi, ln2Lo reg.VecPhysical
+	poly                       []reg.VecPhysical
+}
+
+// newExponent512 loads the constants.
+func newExponent512() exponent512 {
+	e := exponent512{
+		low: z[31], high: z[30], infinite: z[29],
+		log2e: z[28], round: z[27], ln2Hi: z[26], ln2Lo: z[25],
+		poly: z[15:22],
 	}
+	spread512(-87.33654, e.low)
+	spread512(88.72283, e.high)
+	broadcast32(0x7f800000, e.infinite)
+	spread512(math.Log2E, e.log2e)
+	spread512(0x1.8p23, e.round)
+	spread512(0x1.62e4p-1, e.ln2Hi)
+	spread512(0x1.7f7d1cf79abcap-20, e.ln2Lo)
+	for i, coef := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
+		spread512(coef, e.poly[i])
+	}
+	return e
+}
+
+// one is a register of ones.
+func (e exponent512) one() reg.VecPhysical { return e.poly[0] }
+
+// of makes x its exponential, as exponent does for registers of 256 bits, where x may be positive. One instruction
+// multiplies by the power of two, and rounds what becomes subnormal once, as that function does. The other registers
+// are overwritten: by the power, what is left of x, and the polynomial.
+func (e exponent512) of(x, power, rest, value reg.VecPhysical) {
+	VMAXPS(x, e.low, rest)
+	VMINPS(rest, e.high, rest)
+	VMOVAPS(e.round, power)
+	VFMADD231PS(e.log2e, rest, power) // the integer in the low bits
+	VSUBPS(e.round, power, power)     // and as a number
+	VFNMADD231PS(e.ln2Hi, power, rest)
+	VFNMADD231PS(e.ln2Lo, power, rest)
+	VMOVAPS(e.poly[6], value)
+	for i := 5; i >= 0; i-- {
+		VFMADD213PS(e.poly[i], rest, value)
+	}
+	VSCALEFPS(power, value, value)
+	VCMPPS(U8(14), e.high, x, reg.K1) // x > high
+	VCMPPS(U8(5), e.low, x, reg.K2)   // not x < low
+	VMOVAPS(e.infinite, reg.K1, value)
+	VMOVAPS_Z(value, reg.K2, x)
 }
 
 // quant512 is quant256 in registers of 512 bits, which one instruction packs with saturation, and without divisions,

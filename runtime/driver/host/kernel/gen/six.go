@@ -26,98 +26,127 @@ var sixQuads = [...]int{0, 1, 3, 2}
 // q6cRows512 multiplies by VPDPBUSD. A code takes two or three instructions besides the load of its planes.
 func q6cRows512() {
 	const most = 8
-	TEXT("q6cRows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)")
-	Doc("q6cRows512 computes rows (1..8) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
+	function("q6cRows512", "(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, "+
+		"ahead int, stride int, xscale *float32, start *int32)",
+		"computes rows (1..8) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
 		"activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin",
 		"at. Strides are in bytes.")
-	Pragma("noescape")
 	dispatch(most, func(m int) {
-		id := label("q6c", m)
-		sets := 1
-		if m <= 2 { // so that the instruction's latency does not show
-			sets = 2
-		}
-		acc := func(set, r, half int) reg.VecPhysical { return z[(set*m+r)*2+half] }
-		low, six, c80 := z[16], z[17], z[18]
-		nibbles, high := [2][2]reg.VecPhysical{{z[19], z[20]}, {z[21], z[22]}}, [2]reg.VecPhysical{z[23], z[24]}
-		shifted, acts := z[27], z[28:32]
-		input := newRows(m)
-		row, count, tail, weights, start := GP64(), GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), row)
-		Load(Param("ldx"), input.ld)
-		Load(Param("groups"), count)
-		Load(Param("tail"), tail)
-		Load(Param("w"), weights)
-		fetch := newFetcher(weights)
-		broadcast32(0x0f0f0f0f, low)
-		broadcast32(0x3f3f3f3f, six)
-		broadcast32(0x80808080, c80)
-		fetchOutput(m, 2)
-		Load(Param("start"), start)
-		for row := range m {
-			VPBROADCASTD(Mem{Base: start, Disp: 4 * row}, acc(0, row, 0))
-			VMOVDQA64(acc(0, row, 0), acc(0, row, 1))
-		}
-		zero512(z[2*m : 2*m*sets]...)
-		Label(id + "_start")
-		input.set(row)
-		steps(id, count, 1, func(int) {
-			for half := range 2 {
-				for plane, to := range []reg.VecPhysical{nibbles[0][half], nibbles[1][half], high[half]} {
-					VMOVDQU64(Mem{Base: weights, Disp: sixPlane*plane + 64*half}, to)
-				}
-			}
-			fetch.step(sixGroup / 64)
-			for turn, quad := range sixQuads {
-				code := [2]reg.VecPhysical{z[25], z[26]}
-				for half := range 2 {
-					nibble, bits := nibbles[quad/2][half], high[half]
-					if quad%2 == 1 {
-						VPSRLD(I8(4), nibble, shifted)
-						nibble = shifted
-					}
-					switch quad {
-					case 0, 1:
-						VPSLLD(I8(4-2*quad), bits, code[half])
-					case 2:
-						code[half] = bits
-					case 3:
-						VPSRLD(I8(2), bits, code[half])
-					}
-					VPTERNLOGD(U8(0xd8), low, nibble, code[half]) // the nibble where low is 1
-					VPANDD(six, code[half], code[half])
-				}
-				for row := range m {
-					act := acts[(turn*m+row)%len(acts)]
-					VPXORD_BCST(input.at(row, 4*quad), c80, act)
-					VPDPBUSD(act, code[0], acc(turn%sets, row, 0))
-					VPDPBUSD(act, code[1], acc(turn%sets, row, 1))
-				}
-			}
-		}, func(c int) {
-			input.advance(sixRows * c)
-			ADDQ(I32(sixGroup*c), weights)
-		})
-		again(id, tail, row, count, input, sixRows)
-		for vec := range 2 * m * (sets - 1) {
-			VPADDD(z[2*m+vec], z[vec], z[vec])
-		}
-		// y = float32(acc) * (xscale*scale)
-		s0, s1, tmp, xs := z[28], z[29], z[30], z[31]
-		VMOVUPS(Mem{Base: weights}, s0)
-		VMOVUPS(Mem{Base: weights, Disp: 64}, s1)
-		eachScaledRow(m, func(row int, output reg.GPVirtual, scale Mem) {
-			VBROADCASTSS(scale, xs)
-			for half, scales := range []reg.VecPhysical{s0, s1} {
-				dst := acc(0, row, half)
-				VCVTDQ2PS(dst, dst)
-				VMULPS(scales, xs, tmp)
-				VMULPS(tmp, dst, dst)
-				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
-			}
-		})
+		k := newSixKernel512(m)
+		k.begin()
+		k.loop(1, sixRows, sixGroup, func(int) { k.step() })
+		k.store()
 		VZEROUPPER()
 		RET()
+	})
+}
+
+// sixKernel512 is q6cRows512 for m rows. Few rows have two sets of sums, so that the instruction's latency does not
+// show.
+type sixKernel512 struct {
+	rowKernel
+	start reg.GPVirtual
+	sets  int
+
+	low, six, c80 reg.VecPhysical // masks: the low bits of bytes, the bits of a code, the sign bits
+	nibbles       [2][2]reg.VecPhysical
+	high, code    [2]reg.VecPhysical
+	shifted       reg.VecPhysical
+	acts          []reg.VecPhysical
+}
+
+// newSixKernel512 chooses the registers.
+func newSixKernel512(m int) sixKernel512 {
+	k := sixKernel512{
+		sets: 1, low: z[16], six: z[17], c80: z[18],
+		nibbles: [2][2]reg.VecPhysical{{z[19], z[20]}, {z[21], z[22]}},
+		high:    [2]reg.VecPhysical{z[23], z[24]}, code: [2]reg.VecPhysical{z[25], z[26]},
+		shifted: z[27], acts: z[28:32],
+	}
+	if m <= 2 {
+		k.sets = 2
+	}
+	k.rowKernel = newRowKernel(label("q6c", m), m, "groups", &k.start)
+	return k
+}
+
+// sum is the register of half of the columns of a row.
+func (k sixKernel512) sum(set, row, half int) reg.VecPhysical { return z[(set*k.m+row)*2+half] }
+
+// begin sets the masks, and the first set of sums to start.
+func (k sixKernel512) begin() {
+	broadcast32(0x0f0f0f0f, k.low)
+	broadcast32(0x3f3f3f3f, k.six)
+	broadcast32(0x80808080, k.c80)
+	fetchOutput(k.m, 2)
+	Load(Param("start"), k.start)
+	for row := range k.m {
+		VPBROADCASTD(Mem{Base: k.start, Disp: 4 * row}, k.sum(0, row, 0))
+		VMOVDQA64(k.sum(0, row, 0), k.sum(0, row, 1))
+	}
+	zero512(z[2*k.m : 2*k.m*k.sets]...)
+}
+
+// step multiplies a group of weights.
+func (k sixKernel512) step() {
+	for half := range 2 {
+		for plane, to := range []reg.VecPhysical{k.nibbles[0][half], k.nibbles[1][half], k.high[half]} {
+			VMOVDQU64(Mem{Base: k.weights, Disp: sixPlane*plane + 64*half}, to)
+		}
+	}
+	k.fetch.step(sixGroup / 64)
+	for turn, quad := range sixQuads {
+		code := k.unpack(quad)
+		for row := range k.m {
+			act := k.acts[(turn*k.m+row)%len(k.acts)]
+			VPXORD_BCST(k.input.at(row, 4*quad), k.c80, act)
+			VPDPBUSD(act, code[0], k.sum(turn%k.sets, row, 0))
+			VPDPBUSD(act, code[1], k.sum(turn%k.sets, row, 1))
+		}
+	}
+}
+
+// unpack makes the codes of a quad, and returns the registers of both halves of the columns.
+func (k sixKernel512) unpack(quad int) [2]reg.VecPhysical {
+	code := k.code
+	for half := range 2 {
+		nibble, bits := k.nibbles[quad/2][half], k.high[half]
+		if quad%2 == 1 {
+			VPSRLD(I8(4), nibble, k.shifted)
+			nibble = k.shifted
+		}
+		switch quad {
+		case 0, 1:
+			VPSLLD(I8(4-2*quad), bits, code[half])
+		case 2:
+			code[half] = bits
+		case 3:
+			VPSRLD(I8(2), bits, code[half])
+		}
+		VPTERNLOGD(U8(0xd8), k.low, nibble, code[half]) // the nibble where low is 1
+		VPANDD(k.six, code[half], code[half])
+	}
+	return code
+}
+
+// store adds the sets and stores y = float32(sum) * (xscale*scale).
+func (k sixKernel512) store() {
+	for vec := range 2 * k.m * (k.sets - 1) {
+		VPADDD(z[2*k.m+vec], z[vec], z[vec])
+	}
+	scales, factor, rowScale := [2]reg.VecPhysical{z[28], z[29]}, z[30], z[31]
+	for half, vec := range scales {
+		VMOVUPS(Mem{Base: k.weights, Disp: 64 * half}, vec)
+	}
+	eachScaledRow(k.m, func(row int, output reg.GPVirtual, scale Mem) {
+		VBROADCASTSS(scale, rowScale)
+		for half, vec := range scales {
+			sum := k.sum(0, row, half)
+			VCVTDQ2PS(sum, sum)
+			VMULPS(vec, rowScale, factor)
+			VMULPS(factor, sum, sum)
+			VMOVUPS(sum, Mem{Base: output, Disp: 64 * half})
+		}
 	})
 }
 
@@ -130,104 +159,136 @@ func q6cRows256(name string, vnni bool) {
 	if !vnni {
 		one = const32(name+"One", 0x00010001)
 	}
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)")
-	Doc(name+" computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
+	function(name, "(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, "+
+		"stride int, xscale *float32, start *int32)",
+		"computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
 		"activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin",
 		"at. Strides are in bytes.")
-	Pragma("noescape")
 	dispatch(most, func(m int) {
-		id := label("q6c", m)
-		acc := func(r, part int) reg.VecPhysical { return y[4*r+part] }
-		nibbles, top, code, tmp := [2]reg.VecPhysical{y[8], y[9]}, y[10], y[11], y[12]
-		act, pairs := y[13], y[14:16]
-		input := newRows(m)
-		row, count, tail, weights, start := GP64(), GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), row)
-		Load(Param("ldx"), input.ld)
-		Load(Param("groups"), count)
-		Load(Param("tail"), tail)
-		Load(Param("w"), weights)
-		fetch := newFetcher(weights)
-		Load(Param("start"), start)
-		for row := range m {
-			VPBROADCASTD(Mem{Base: start, Disp: 4 * row}, acc(row, 0))
-			for part := 1; part < 4; part++ {
-				VMOVDQA(acc(row, 0), acc(row, part))
-			}
-		}
-		Label(id + "_start")
-		input.set(row)
-		// activations are the same for all parts: those of a single row stay in registers that two rows need for sums
-		activation := func(row, quad int) reg.VecPhysical {
-			if m == 1 {
-				return y[4+quad]
-			}
-			VPBROADCASTD(input.at(row, 4*quad), act)
-			VPXOR(c80, act, act)
-			return act
-		}
-		steps(id, count, 1, func(int) {
-			if m == 1 {
-				for quad := range 4 {
-					VPBROADCASTD(input.at(0, 4*quad), y[4+quad])
-					VPXOR(c80, y[4+quad], y[4+quad])
-				}
-			}
-			fetch.step(sixGroup / 64)
-			for part := range 4 {
-				for plane, to := range []reg.VecPhysical{nibbles[0], nibbles[1], top} {
-					VMOVDQU(Mem{Base: weights, Disp: sixPlane*plane + 32*part}, to)
-				}
-				for quad := range 4 {
-					nibble, bits := nibbles[quad/2], tmp
-					if quad%2 == 1 {
-						VPSRLW(I8(4), nibble, code)
-						nibble = code
-					}
-					switch quad {
-					case 0, 1:
-						VPSLLW(I8(4-2*quad), top, bits)
-					case 2:
-						bits = top
-					case 3:
-						VPSRLW(I8(2), top, bits)
-					}
-					VPAND(low, nibble, code)
-					VPAND(high, bits, tmp)
-					VPOR(tmp, code, code)
-					for row := range m {
-						signed := activation(row, quad)
-						switch {
-						case vnni:
-							dotVEX(signed, code, acc(row, part))
-						case quad%2 == 0:
-							VPMADDUBSW(signed, code, pairs[row])
-						default:
-							VPMADDUBSW(signed, code, tmp)
-							VPADDW(tmp, pairs[row], pairs[row])
-							VPMADDWD(one, pairs[row], pairs[row])
-							VPADDD(pairs[row], acc(row, part), acc(row, part))
-						}
-					}
-				}
-			}
-		}, func(c int) {
-			input.advance(sixRows * c)
-			ADDQ(I32(sixGroup*c), weights)
-		})
-		again(id, tail, row, count, input, sixRows)
-		// y = float32(acc) * (xscale*scale)
-		eachScaledRow(m, func(row int, out reg.GPVirtual, scale Mem) {
-			VBROADCASTSS(scale, act)
-			for part := range 4 {
-				dst := acc(row, part)
-				VCVTDQ2PS(dst, dst)
-				VMULPS(Mem{Base: weights, Disp: 32 * part}, act, tmp)
-				VMULPS(tmp, dst, dst)
-				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
-			}
-		})
+		k := newSixKernel256(m)
+		k.vnni, k.low, k.top, k.c80, k.one = vnni, low, high, c80, one
+		k.begin()
+		k.loop(1, sixRows, sixGroup, func(int) { k.step() })
+		k.store()
 		VZEROUPPER()
 		RET()
+	})
+}
+
+// sixKernel256 is q6cRows256 for m rows.
+type sixKernel256 struct {
+	rowKernel
+	start              reg.GPVirtual
+	vnni               bool
+	low, top, c80, one Mem // masks: low and high bits of codes, sign bits; and ones of 16 bits
+
+	nibbles              [2]reg.VecPhysical
+	high, code, tmp, act reg.VecPhysical
+	pairs                []reg.VecPhysical // sums of 16 bits of two quads of each row
+}
+
+// newSixKernel256 chooses the registers.
+func newSixKernel256(m int) sixKernel256 {
+	k := sixKernel256{
+		nibbles: [2]reg.VecPhysical{y[8], y[9]}, high: y[10], code: y[11], tmp: y[12], act: y[13], pairs: y[14:16],
+	}
+	k.rowKernel = newRowKernel(label("q6c", m), m, "groups", &k.start)
+	return k
+}
+
+// sum is the register of eight columns of a row.
+func (k sixKernel256) sum(row, part int) reg.VecPhysical { return y[4*row+part] }
+
+// begin sets the sums to start.
+func (k sixKernel256) begin() {
+	Load(Param("start"), k.start)
+	for row := range k.m {
+		VPBROADCASTD(Mem{Base: k.start, Disp: 4 * row}, k.sum(row, 0))
+		for part := 1; part < 4; part++ {
+			VMOVDQA(k.sum(row, 0), k.sum(row, part))
+		}
+	}
+}
+
+// step multiplies a group of weights. Activations are the same for all parts of the columns: those of a single row stay
+// in registers that two rows need for sums.
+func (k sixKernel256) step() {
+	if k.m == 1 {
+		for quad := range 4 {
+			VPBROADCASTD(k.input.at(0, 4*quad), y[4+quad])
+			VPXOR(k.c80, y[4+quad], y[4+quad])
+		}
+	}
+	k.fetch.step(sixGroup / 64)
+	for part := range 4 {
+		for plane, to := range []reg.VecPhysical{k.nibbles[0], k.nibbles[1], k.high} {
+			VMOVDQU(Mem{Base: k.weights, Disp: sixPlane*plane + 32*part}, to)
+		}
+		for quad := range 4 {
+			k.unpack(quad)
+			for row := range k.m {
+				k.multiply(row, part, quad)
+			}
+		}
+	}
+}
+
+// unpack makes the codes of a quad.
+func (k sixKernel256) unpack(quad int) {
+	nibble, bits := k.nibbles[quad/2], k.tmp
+	if quad%2 == 1 {
+		VPSRLW(I8(4), nibble, k.code)
+		nibble = k.code
+	}
+	switch quad {
+	case 0, 1:
+		VPSLLW(I8(4-2*quad), k.high, bits)
+	case 2:
+		bits = k.high
+	case 3:
+		VPSRLW(I8(2), k.high, bits)
+	}
+	VPAND(k.low, nibble, k.code)
+	VPAND(k.top, bits, k.tmp)
+	VPOR(k.tmp, k.code, k.code)
+}
+
+// multiply adds the products of the codes with the activations of a row.
+func (k sixKernel256) multiply(row, part, quad int) {
+	act := k.activation(row, quad)
+	switch {
+	case k.vnni:
+		dotVEX(act, k.code, k.sum(row, part))
+	case quad%2 == 0:
+		VPMADDUBSW(act, k.code, k.pairs[row])
+	default:
+		VPMADDUBSW(act, k.code, k.tmp)
+		VPADDW(k.tmp, k.pairs[row], k.pairs[row])
+		VPMADDWD(k.one, k.pairs[row], k.pairs[row])
+		VPADDD(k.pairs[row], k.sum(row, part), k.sum(row, part))
+	}
+}
+
+// activation returns the register of a row's signed activations.
+func (k sixKernel256) activation(row, quad int) reg.VecPhysical {
+	if k.m == 1 {
+		return y[4+quad]
+	}
+	VPBROADCASTD(k.input.at(row, 4*quad), k.act)
+	VPXOR(k.c80, k.act, k.act)
+	return k.act
+}
+
+// store stores y = float32(sum) * (xscale*scale).
+func (k sixKernel256) store() {
+	eachScaledRow(k.m, func(row int, out reg.GPVirtual, scale Mem) {
+		VBROADCASTSS(scale, k.act)
+		for part := range 4 {
+			sum := k.sum(row, part)
+			VCVTDQ2PS(sum, sum)
+			VMULPS(Mem{Base: k.weights, Disp: 32 * part}, k.act, k.tmp)
+			VMULPS(k.tmp, sum, sum)
+			VMOVUPS(sum, Mem{Base: out, Disp: 32 * part})
+		}
 	})
 }

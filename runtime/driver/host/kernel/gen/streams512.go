@@ -20,21 +20,45 @@ var (
 	streamsOfFour  = []int{4, 3, 2}
 )
 
-// streams are the tiles of a call: a pointer to each, and how far ahead of it requests are.
+// streams are the tiles of a call.
 type streams struct {
-	rows, count       int // of activations, and of tiles
-	x, tiles          rows
-	ahead, last, tail reg.GPVirtual
-	start, left       reg.GPVirtual
+	rows, count int  // of activations, and of tiles
+	x, tiles    rows // pointers to each row of activations and to each tile
+
+	start, left reg.GPVirtual // the first activation, and the steps that are left
+	last, tail  reg.GPVirtual // the parameters of these names, zero when they were used
+	ahead       reg.GPVirtual // how many bytes ahead of its use a weight is prefetched
 }
 
 // streamKernel is what the kernels of streams differ in.
 type streamKernel struct {
-	name, scheme     string
-	activations      int    // of a step
-	typ, weight      string // of activations and of weights
-	parameters, more string // beside those of all
-	most             []int  // tiles for 1 row, 2 and so on
+	name, scheme string
+	activations  int    // of a step
+	typ, weight  string // the Go types of an activation and of a weight
+	parameters   string // beside those that all kernels have
+	more         string // what the comment says of these
+	most         []int  // the largest number of tiles for 1 row, 2 and so on
+}
+
+// parameterList is the signature.
+func (k streamKernel) parameterList() string {
+	return "(shape int, y *float32, ldy int, x *" + k.typ + ", ldx int, steps int, last int, tail *" + k.typ +
+		", w *" + k.weight + ", pitch int, ahead int, jump int" + k.parameters + ")"
+}
+
+// shapes are the numbers of rows and tiles that the kernel has a body for, as 10*rows+tiles. One tile alone is the last
+// of an odd number where at most two are taken.
+func (k streamKernel) shapes() (all []int) {
+	for row, most := range k.most {
+		least := 2
+		if most == 2 {
+			least = 1
+		}
+		for tiles := least; tiles <= most; tiles++ {
+			all = append(all, 10*(row+1)+tiles)
+		}
+	}
+	return all
 }
 
 // emit writes the function, with body for each number of rows and tiles.
@@ -51,18 +75,8 @@ func (k streamKernel) emit(body func(id string, s *streams)) {
 	if k.more != "" {
 		doc = append(doc, k.more)
 	}
-	function(k.name, "(shape int, y *float32, ldy int, x *"+k.typ+", ldx int, steps int, last int, tail *"+k.typ+
-		", w *"+k.weight+", pitch int, ahead int, jump int"+k.parameters+")", doc...)
-	var shapes []int
-	for row, most := range k.most {
-		least := 2
-		if most == 2 {
-			least = 1 // the last of an odd number
-		}
-		for tiles := least; tiles <= most; tiles++ {
-			shapes = append(shapes, 10*(row+1)+tiles)
-		}
-	}
+	function(k.name, k.parameterList(), doc...)
+	shapes := k.shapes()
 	shape := Load(Param("shape"), GP64())
 	for _, form := range shapes[1:] {
 		CMPQ(shape, I8(form))
@@ -97,8 +111,8 @@ func (s *streams) fetch(tile, disp int) {
 // sum is one of the first registers, that of 16 columns of a row.
 func (s *streams) sum(row, tile, half int) reg.VecPhysical { return z[2*(row*s.count+tile)+half] }
 
-// sums is the number of these registers.
-func (s *streams) sums() int { return 2 * s.rows * s.count }
+// sumCount is the number of these registers.
+func (s *streams) sumCount() int { return 2 * s.rows * s.count }
 
 // each emits body for each of them.
 func (s *streams) each(body func(row, tile, half int)) {
@@ -189,11 +203,11 @@ func q8cStreams512() {
 		parameters: ", xscale *float32", most: streamsInOrder}
 	kernel.emit(func(id string, s *streams) {
 		sets := 1
-		if s.sums() <= 6 {
+		if s.sumCount() <= 6 {
 			sets = 2
 		}
 		acts, w := z[24:28], [2]reg.VecPhysical{z[28], z[29]}
-		zero512(z[:sets*s.sums()]...)
+		zero512(z[:sets*s.sumCount()]...)
 		s.loop(id, 4, 4, 128, func(i int) {
 			for row := range s.rows {
 				VPBROADCASTD(s.x.at(row, 4*i), acts[(s.rows*i+row)%4])
@@ -205,7 +219,7 @@ func q8cStreams512() {
 					for row := range s.rows {
 						sum := s.sum(row, tile, half)
 						if i%sets == 1 {
-							sum = z[s.sums()+2*(row*s.count+tile)+half]
+							sum = z[s.sumCount()+2*(row*s.count+tile)+half]
 						}
 						VPDPBUSD(weights, acts[(s.rows*i+row)%4], sum)
 					}
@@ -213,8 +227,8 @@ func q8cStreams512() {
 			}
 		}, nothing, 4, nothing)
 		if sets == 2 {
-			for i := range s.sums() {
-				VPADDD(z[s.sums()+i], z[i], z[i])
+			for i := range s.sumCount() {
+				VPADDD(z[s.sumCount()+i], z[i], z[i])
 			}
 		}
 		// y = float32(sum - 128*colsum) * (xscale*scale)
@@ -292,86 +306,126 @@ func q4Streams512(name string, block int) {
 	kernel := streamKernel{name: name, scheme: fmt.Sprintf("q4b%d", block), activations: block, typ: "uint8",
 		weight: "uint8", parameters: ", xscale *float32, sums *int32, ldsums int", most: streamsOfFour, more: more}
 	kernel.emit(func(id string, s *streams) {
-		total := s.sum
-		acc := func(row, tile, half int) reg.VecPhysical { return z[s.sums()+2*(row*s.count+tile)+half] }
-		c80, cF0 := z[30], z[31]
-		unpacked, acts := z[24:26], z[26:29]
-		if s.rows == 1 {
-			unpacked, acts = z[16:24], z[24:28]
-		}
-		offset, zero := z[29], unpacked[0]
-		sums := newRows(s.rows)
-		Load(Param("ldsums"), sums.ld)
-		sums.set(param("sums"))
-		broadcast32(0x80808080, c80)
-		broadcast32(0xf0f0f0f0, cF0)
-		zero512(z[:s.sums()]...)
+		k := newQ4Streams(s, block)
 		s.loop(id, 1, 0, 64, func(int) {
-			zero512(zero)
-			for row := range s.rows {
-				VPBROADCASTD(sums.at(row, 0), offset)
-				for i := 1; i < block/32; i++ {
-					VPADDD_BCST(sums.at(row, 4*i), offset, offset)
-				}
-				VPSLLD(I8(7), offset, offset)
-				for tile := range s.count {
-					for half := range 2 {
-						VPSUBD(offset, zero, acc(row, tile, half))
-					}
-				}
-			}
-			inSteps(id, block, func() {
-				for quad := range 8 {
-					act := func(row int) reg.VecPhysical { return acts[(s.rows*quad+row)%len(acts)] }
-					for row := range s.rows {
-						VPXORD_BCST(s.x.at(row, 4*quad), c80, act(row))
-					}
-					for tile := range s.count {
-						turn := 2 * (s.count*quad + tile) % len(unpacked)
-						low, high := unpacked[turn], unpacked[turn+1]
-						s.fetch(tile, 64*quad)
-						VPSLLD(I8(4), s.weights(tile, 64*quad), low)
-						VPANDD(cF0, low, low)
-						VPANDD(s.weights(tile, 64*quad), cF0, high)
-						for row := range s.rows {
-							VPDPBUSD(act(row), low, acc(row, tile, 0))
-							VPDPBUSD(act(row), high, acc(row, tile, 1))
-						}
-					}
-				}
-				s.x.advance(32)
-				s.tiles.advance(512)
-			})
-			for tile := range s.count {
-				s.fetch(tile, 0) // the line of scales
-				for half := range 2 {
-					scales := unpacked[half]
-					VCVTPH2PS(s.weights(tile, 32*half), scales)
-					for row := range s.rows {
-						VCVTDQ2PS(acc(row, tile, half), acc(row, tile, half))
-						VFMADD231PS(scales, acc(row, tile, half), total(row, tile, half))
-					}
-				}
-			}
-		}, func() { sums.advance(4 * block / 32) }, pitch, func() {
+			k.begin()
+			inSteps(id, block, k.multiply)
+			k.accumulate()
+		}, func() { k.sums.advance(4 * block / 32) }, pitch, func() {
 			if block != 32 {
-				MOVQ(s.x.ld, sums.ld)
+				MOVQ(s.x.ld, k.sums.ld)
 				ADDQ(I32(block), s.tail)
-				sums.set(s.tail)
+				k.sums.set(s.tail)
 			}
 		})
-		sixteenth, scale := z[30], z[31]
-		broadcast32(0x3d800000, sixteenth)
-		scales := param("xscale")
-		s.store(func(row int) {
-			VBROADCASTSS(Mem{Base: scales, Disp: 4 * row}, scale)
-			for tile := range s.count {
-				for half := range 2 {
-					VMULPS(sixteenth, total(row, tile, half), total(row, tile, half))
-					VMULPS(scale, total(row, tile, half), total(row, tile, half))
-				}
+		k.store()
+	})
+}
+
+// q4Streams is q4Streams512 for some rows and tiles.
+type q4Streams struct {
+	*streams
+	block          int  // weights that share a scale
+	sums           rows // sums of activations
+	unpacked, acts []reg.VecPhysical
+	offset         reg.VecPhysical
+	c80, cF0       reg.VecPhysical
+}
+
+// newQ4Streams chooses registers, more of them for one row, and begins the float32 sums.
+func newQ4Streams(s *streams, block int) q4Streams {
+	k := q4Streams{
+		streams: s, block: block, sums: newRows(s.rows),
+		unpacked: z[24:26], acts: z[26:29], offset: z[29], c80: z[30], cF0: z[31],
+	}
+	if s.rows == 1 {
+		k.unpacked, k.acts = z[16:24], z[24:28]
+	}
+	Load(Param("ldsums"), k.sums.ld)
+	k.sums.set(param("sums"))
+	broadcast32(0x80808080, k.c80)
+	broadcast32(0xf0f0f0f0, k.cF0)
+	zero512(z[:s.sumCount()]...)
+	return k
+}
+
+// dot is the register of the integer sums of a block.
+func (k q4Streams) dot(row, tile, half int) reg.VecPhysical {
+	return z[k.sumCount()+2*(row*k.count+tile)+half]
+}
+
+// begin starts the integer sums of a block at -128 times the sum of its activations: 16 times 8 of them.
+func (k q4Streams) begin() {
+	zero := k.unpacked[0]
+	zero512(zero)
+	for row := range k.rows {
+		VPBROADCASTD(k.sums.at(row, 0), k.offset)
+		for i := 1; i < k.block/32; i++ {
+			VPADDD_BCST(k.sums.at(row, 4*i), k.offset, k.offset)
+		}
+		VPSLLD(I8(7), k.offset, k.offset)
+		for tile := range k.count {
+			for half := range 2 {
+				VPSUBD(k.offset, zero, k.dot(row, tile, half))
 			}
-		})
+		}
+	}
+}
+
+// multiply takes 32 rows of the weights.
+func (k q4Streams) multiply() {
+	for quad := range 8 {
+		act := func(row int) reg.VecPhysical { return k.acts[(k.rows*quad+row)%len(k.acts)] }
+		for row := range k.rows {
+			VPXORD_BCST(k.x.at(row, 4*quad), k.c80, act(row))
+		}
+		for tile := range k.count {
+			turn := 2 * (k.count*quad + tile) % len(k.unpacked)
+			low, high := k.unpacked[turn], k.unpacked[turn+1]
+			k.fetch(tile, 64*quad)
+			VPSLLD(I8(4), k.weights(tile, 64*quad), low)
+			VPANDD(k.cF0, low, low)
+			VPANDD(k.weights(tile, 64*quad), k.cF0, high)
+			for row := range k.rows {
+				VPDPBUSD(act(row), low, k.dot(row, tile, 0))
+				VPDPBUSD(act(row), high, k.dot(row, tile, 1))
+			}
+		}
+	}
+	k.x.advance(32)
+	k.tiles.advance(512)
+}
+
+// accumulate adds a block's sums, times its scales, to the float32 sums.
+func (k q4Streams) accumulate() {
+	for tile := range k.count {
+		k.fetch(tile, 0) // the line of scales
+		for half := range 2 {
+			scales := k.unpacked[half]
+			VCVTPH2PS(k.weights(tile, 32*half), scales)
+			for row := range k.rows {
+				dot := k.dot(row, tile, half)
+				VCVTDQ2PS(dot, dot)
+				VFMADD231PS(scales, dot, k.sum(row, tile, half))
+			}
+		}
+	}
+}
+
+// store stores the float32 sums over 16, times the scales of the rows.
+func (k q4Streams) store() {
+	sixteenth, scale := z[30], z[31]
+	broadcast32(0x3d800000, sixteenth)
+	scales := param("xscale")
+	k.streams.store(func(row int) {
+		VBROADCASTSS(Mem{Base: scales, Disp: 4 * row}, scale)
+		for tile := range k.count {
+			for half := range 2 {
+				sum := k.sum(row, tile, half)
+				VMULPS(sixteenth, sum, sum)
+				VMULPS(scale, sum, sum)
+			}
+		}
 	})
 }
 
@@ -381,7 +435,7 @@ func f32Streams512() {
 		most: streamsInOrder}
 	kernel.emit(func(id string, s *streams) {
 		acts, w := z[24:28], [2]reg.VecPhysical{z[28], z[29]}
-		zero512(z[:s.sums()]...)
+		zero512(z[:s.sumCount()]...)
 		s.loop(id, 4, 4, 128, func(i int) {
 			for row := range s.rows {
 				VBROADCASTSS(s.x.at(row, 4*i), acts[(s.rows*i+row)%4])
@@ -407,7 +461,7 @@ func bf16Streams512() {
 	kernel.emit(func(id string, s *streams) {
 		acts, w, upper := z[24:28], [2]reg.VecPhysical{z[28], z[29]}, z[31]
 		broadcast32(0xffff0000, upper)
-		zero512(z[:s.sums()]...)
+		zero512(z[:s.sumCount()]...)
 		s.loop(id, 4, 4, 64, func(i int) {
 			for row := range s.rows {
 				VBROADCASTSS(s.x.at(row, 4*i), acts[(s.rows*i+row)%4])

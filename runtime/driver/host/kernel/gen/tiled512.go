@@ -25,8 +25,9 @@ func tiled512() {
 	finishTiles512()
 }
 
-// turnLanes transposes four by four words in every lane of 128 bits of four vectors.
-func turnLanes(vecs [4]reg.VecPhysical, free []reg.VecPhysical) {
+// turnWords transposes four by four words in every lane of 128 bits of four vectors: the first becomes the first words
+// of all. free are four more registers.
+func turnWords(vecs, free []reg.VecPhysical) {
 	VPUNPCKLDQ(vecs[1], vecs[0], free[0])
 	VPUNPCKHDQ(vecs[1], vecs[0], free[1])
 	VPUNPCKLDQ(vecs[3], vecs[2], free[2])
@@ -49,8 +50,8 @@ func lowMask(count, free reg.GPVirtual, mask reg.Register) {
 // turnLines512 makes lines columns.
 func turnLines512() {
 	function("turnLines512", "(dst *float32, src *float32, ld int, n int)",
-		"stores 16 rows of n words (at least 1), ld bytes apart, as 16 columns of dst [n rounded up to 16][16]; there are zeros in",
-		"the rows that n is rounded up by.")
+		"stores 16 rows of n words (at least 1), ld bytes apart, as 16 columns of dst [n rounded up to 16][16]; there",
+		"are zeros in the rows that n is rounded up by.")
 	dst, left, ones := param("dst"), param("n"), GP64()
 	low := newEightRows(param("src"), param("ld"))
 	high := low
@@ -68,7 +69,7 @@ func turnLines512() {
 		VMOVDQU32_Z(src.at(row), reg.K1, z[row])
 	}
 	for row := 0; row < 16; row += 4 {
-		turnLanes([4]reg.VecPhysical(z[row:row+4]), z[16:20])
+		turnWords(z[row:row+4], z[16:20])
 	}
 	// vector 4g+i has in lane c the words 4c+i of rows 4g..4g+3
 	for i := range 4 {
@@ -95,8 +96,8 @@ func turnLines512() {
 // maskLines512 overwrites scores of positions that lines do not attend to.
 func maskLines512() {
 	function("maskLines512", "(s *float32, first int, rows int, span *int32)",
-		"makes scores s [rows][16] negative infinity of the positions, from first on, that are not among span[line] up to, but not",
-		"including, span[16+line]. rows is at least 1.")
+		"makes scores s [rows][16] negative infinity of the positions, from first on, that are not among span[line]",
+		"up to, but not including, span[16+line]. rows is at least 1.")
 	s, rows, span, first := param("s"), param("rows"), param("span"), param("first")
 	from, to, pos, one, nothing := z[0], z[1], z[2], z[3], z[4]
 	VMOVDQU64(Mem{Base: span}, from)
@@ -197,8 +198,8 @@ func (s *tiledSoftmax) weights(scores, out reg.Register, ask func(step int)) {
 			VPUNPCKLWD(s.value, s.rest, low[half][m])
 			VPUNPCKHWD(s.value, s.rest, high[half][m])
 		}
-		turnLanes(low[half], rows[:])
-		turnLanes(high[half], rows[:])
+		turnWords(low[half][:], rows[:])
+		turnWords(high[half][:], rows[:])
 	}
 	for line := range 4 {
 		for quad, from := range [2][2][4]reg.VecPhysical{low, high} {
@@ -222,10 +223,10 @@ func (s *tiledSoftmax) total(state, pitch reg.Register) {
 // softmaxTiles512 is a step of the softmax.
 func softmaxTiles512() {
 	function("softmaxTiles512", "(s *float32, chunks int, scale float32, state *float32, pitch int, p *uint16)",
-		"turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and positions, rounded to",
-		"bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest s*scale, from then on. Earlier sums",
-		"shall fade by state[2][line], as the sum of weights state[1][line] does, which those before rounding are added to. The",
-		"three are pitch bytes apart. There is at least one chunk.")
+		"turns scores s [32*chunks][16] of positions and lines into weights p [chunks][16][32] of lines and",
+		"positions, rounded to bfloat16: 2^(s*scale-top) where top, state[0][line], becomes at least the largest",
+		"s*scale, from then on. Earlier sums shall fade by state[2][line], as the sum of weights state[1][line] does,",
+		"which those before rounding are added to. The three are pitch bytes apart. There is at least one chunk.")
 	s, left, state, out, pitch := param("s"), param("chunks"), param("state"), param("p"), param("pitch")
 	at, count := GP64(), GP64()
 	softmax := newTiledSoftmax()
@@ -246,8 +247,8 @@ func softmaxTiles512() {
 // fadeTiles512 scales lines, most of which often stay as they are.
 func fadeTiles512() {
 	function("fadeTiles512", "(lines int, y *float32, ldy int, n int, factor *float32)",
-		"multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least 16; ldy is in",
-		"bytes.")
+		"multiplies n numbers of each of lines (at least 1) lines y by its factor. n is a multiple of 16, at least",
+		"16; ldy is in bytes.")
 	fadeLines(param("lines"), param("y"), param("ldy"), param("factor"), GP64(), GP64(), inPlace("n"))
 	VZEROUPPER()
 	RET()
@@ -277,82 +278,104 @@ func fadeLines(lines, y, ldy, factor, at, left reg.Register, n Op) {
 // pairTiles512 makes tiles of the numbers of pairs of rows. Of 32 columns it interleaves numbers within lanes, which
 // leaves columns 0..3, 8..11, 16..19 and 24..27 in the first tile of two: finishTiles512 sorts them.
 func pairTiles512() {
-	function("pairTiles512", "(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int, next *byte, stride int)",
-		"stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from chunk to",
-		"chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of them and four of the",
-		"others in turn; the last one has 16 columns in their order where rest is at most 16. Lines are prefetched from next",
-		"on, stride bytes further with each four rows of 32 columns.")
+	function("pairTiles512", "(dst *uint16, src *uint16, ld int, chunks int, pitch int, wide int, rest int, next *byte, "+
+		"stride int)",
+		"stores chunks (at least 1) of 32 rows, ld bytes apart, as tiles [16][16] of pairs of rows, pitch bytes from",
+		"chunk to chunk. A row has wide times 32 columns and rest (0..31) more. Two tiles have 32 columns, four of",
+		"them and four of the others in turn; the last one has 16 columns in their order where rest is at most 16.",
+		"Lines are prefetched from next on, stride bytes further with each four rows of 32 columns.")
 	next, stride := param("next"), param("stride")
 	dst, src, ld, chunks, wide := param("dst"), param("src"), param("ld"), param("chunks"), param("wide")
-	pitch, rest, to, at, left, row := param("pitch"), param("rest"), GP64(), GP64(), GP64(), GP64()
+	pitch, rest := param("pitch"), param("rest")
+	p := rowPairs{ld: ld, to: GP64(), at: GP64()}
+	left := GP64()
+	p.row = GP64()
 	lowMask(rest, left, reg.K1)
-	interleave := func(i int) {
-		first, second := z[4*(i%4)], z[4*(i%4)+1]
-		low, high := z[4*(i%4)+2], z[4*(i%4)+3]
-		VPUNPCKLWD(second, first, low)
-		VPUNPCKHWD(second, first, high)
-		VMOVDQU64(low, Mem{Base: to, Disp: 64 * i})
-		VMOVDQU64(high, Mem{Base: to, Disp: 1024 + 64*i})
-	}
-	// pairs emits what is done for the pairs of rows of a chunk, 32 columns or fewer of them.
-	pairs := func(pair func(i int, low, high Mem)) {
-		MOVQ(at, row)
-		for i := range chunkRows / 2 {
-			pair(i, Mem{Base: row}, Mem{Base: row, Index: ld, Scale: 1})
-			LEAQ(Mem{Base: row, Index: ld, Scale: 2}, row)
-		}
-	}
+
 	Label("pair_chunk")
-	MOVQ(dst, to)
-	MOVQ(src, at)
+	MOVQ(dst, p.to)
+	MOVQ(src, p.at)
 	MOVQ(wide, left)
 	TESTQ(left, left)
 	JZ(LabelRef("pair_rest"))
 	Label("pair_wide")
-	pairs(func(i int, low, high Mem) {
-		VMOVDQU64(low, z[4*(i%4)])
-		VMOVDQU64(high, z[4*(i%4)+1])
-		interleave(i)
+	p.each(func(i int, first, second Mem) {
+		p.interleave(i, func(vecs pair) {
+			VMOVDQU64(first, vecs[0])
+			VMOVDQU64(second, vecs[1])
+		})
 		if i%2 == 1 {
 			PREFETCHT1(Mem{Base: next})
 			ADDQ(stride, next)
 		}
 	})
-	ADDQ(I8(64), at)
-	ADDQ(I32(2048), to)
+	ADDQ(I8(64), p.at)
+	ADDQ(I32(2048), p.to)
 	DECQ(left)
 	JNZ(LabelRef("pair_wide"))
+
 	Label("pair_rest")
 	TESTQ(rest, rest)
 	JZ(LabelRef("pair_end"))
 	CMPQ(rest, I8(16))
 	JLE(LabelRef("pair_half"))
-	pairs(func(i int, low, high Mem) {
-		VMOVDQU16_Z(low, reg.K1, z[4*(i%4)])
-		VMOVDQU16_Z(high, reg.K1, z[4*(i%4)+1])
-		interleave(i)
+	p.each(func(i int, first, second Mem) {
+		p.interleave(i, func(vecs pair) {
+			VMOVDQU16_Z(first, reg.K1, vecs[0])
+			VMOVDQU16_Z(second, reg.K1, vecs[1])
+		})
 	})
 	JMP(LabelRef("pair_end"))
 	Label("pair_half")
-	pairs(func(i int, low, high Mem) {
-		first, second := z[4*(i%4)], z[4*(i%4)+1]
-		VMOVDQU16_Z(low, reg.K1, first.AsY())
-		VMOVDQU16_Z(high, reg.K1, second.AsY())
-		VPMOVZXWD(first.AsY(), first)
-		VPMOVZXWD(second.AsY(), second)
-		VPSLLD(U8(16), second, second)
-		VPORD(second, first, first)
-		VMOVDQU64(first, Mem{Base: to, Disp: 64 * i})
-	})
+	p.each(p.half)
+
 	Label("pair_end")
-	MOVQ(ld, row)
-	SHLQ(U8(5), row)
-	ADDQ(row, src)
+	MOVQ(ld, p.row)
+	SHLQ(U8(5), p.row)
+	ADDQ(p.row, src)
 	ADDQ(pitch, dst)
 	DECQ(chunks)
 	JNZ(LabelRef("pair_chunk"))
 	VZEROUPPER()
 	RET()
+}
+
+// rowPairs are registers of pairTiles512: the columns of a chunk begin at at and become tiles at to. Four pairs of rows
+// have registers, in turn.
+type rowPairs struct {
+	ld, to, at, row reg.GPVirtual
+}
+
+// each emits body for the pairs of rows of a chunk, 32 columns or fewer of them.
+func (p rowPairs) each(body func(i int, first, second Mem)) {
+	MOVQ(p.at, p.row)
+	for i := range chunkRows / 2 {
+		body(i, Mem{Base: p.row}, Mem{Base: p.row, Index: p.ld, Scale: 1})
+		LEAQ(Mem{Base: p.row, Index: p.ld, Scale: 2}, p.row)
+	}
+}
+
+// interleave stores the numbers of a pair of rows, which load loads, in their row of two tiles.
+func (p rowPairs) interleave(i int, load func(vecs pair)) {
+	rows := pair{z[4*(i%4)], z[4*(i%4)+1]}
+	low, high := z[4*(i%4)+2], z[4*(i%4)+3]
+	load(rows)
+	VPUNPCKLWD(rows[1], rows[0], low)
+	VPUNPCKHWD(rows[1], rows[0], high)
+	VMOVDQU64(low, Mem{Base: p.to, Disp: 64 * i})
+	VMOVDQU64(high, Mem{Base: p.to, Disp: 1024 + 64*i})
+}
+
+// half stores at most 16 numbers of a pair of rows in their row of one tile.
+func (p rowPairs) half(i int, first, second Mem) {
+	low, high := z[4*(i%4)], z[4*(i%4)+1]
+	VMOVDQU16_Z(first, reg.K1, low.AsY())
+	VMOVDQU16_Z(second, reg.K1, high.AsY())
+	VPMOVZXWD(low.AsY(), low)
+	VPMOVZXWD(high.AsY(), high)
+	VPSLLD(U8(16), high, high)
+	VPORD(high, low, low)
+	VMOVDQU64(low, Mem{Base: p.to, Disp: 64 * i})
 }
 
 // columnOrder are, for two vectors of 16 columns, the indices of 32 columns in the order of pairTiles512.
@@ -364,26 +387,27 @@ func columnOrder() Mem {
 	return order
 }
 
+// sortColumns makes z0 and z2 the 32 columns at at, scaled and in their order.
+func sortColumns(at reg.GPVirtual, scale reg.VecPhysical, orders pair) {
+	VMULPS(Mem{Base: at}, scale, z[0])
+	VMULPS(Mem{Base: at, Disp: 64}, scale, z[1])
+	VMOVAPS(z[0], z[2])
+	VPERMT2PS(z[1], orders[0], z[0])
+	VPERMT2PS(z[1], orders[1], z[2])
+}
+
 // finishTiles512 is the end of a row.
 func finishTiles512() {
 	function("finishTiles512", "(lines int, y *float32, ldy int, x *float32, ldx int, total *float32, wide int, rest int)",
-		"writes lines (at least 1) lines x of sums, in the order of pairTiles512, divided by the line's total to y in order. A",
-		"line has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.")
+		"writes lines (at least 1) lines x of sums, in the order of pairTiles512, divided by the line's total to y in",
+		"order. A line has wide times 32 columns and rest (0..31) more. ldx and ldy are in bytes.")
 	order := columnOrder()
 	lines, y, ldy, x, ldx := param("lines"), param("y"), param("ldy"), param("x"), param("ldx")
 	total, wide, rest, to, at, left := param("total"), param("wide"), param("rest"), GP64(), GP64(), GP64()
-	scale, orders, one := z[31], z[29:31], z[28]
+	scale, orders, one := z[31], pair{z[29], z[30]}, z[28]
 	broadcast32(0x3f800000, one)
 	for i, vec := range orders {
 		VMOVDQU64(order.Offset(64*i), vec)
-	}
-	// columns emits 32 columns in order, in two vectors.
-	columns := func() {
-		VMULPS(Mem{Base: at}, scale, z[0])
-		VMULPS(Mem{Base: at, Disp: 64}, scale, z[1])
-		VMOVAPS(z[0], z[2])
-		VPERMT2PS(z[1], orders[0], z[0])
-		VPERMT2PS(z[1], orders[1], z[2])
 	}
 	lowMask(rest, left, reg.K1)
 	SUBQ(I8(16), rest)
@@ -398,7 +422,7 @@ func finishTiles512() {
 	TESTQ(left, left)
 	JZ(LabelRef("finish_rest"))
 	Label("finish_wide")
-	columns()
+	sortColumns(at, scale, orders)
 	VMOVUPS(z[0], Mem{Base: to})
 	VMOVUPS(z[2], Mem{Base: to, Disp: 64})
 	ADDQ(I32(128), at)
@@ -410,7 +434,7 @@ func finishTiles512() {
 	JEQ(LabelRef("finish_end"))
 	TESTQ(rest, rest)
 	JLE(LabelRef("finish_half"))
-	columns()
+	sortColumns(at, scale, orders)
 	VMOVUPS(z[0], Mem{Base: to})
 	VMOVUPS(z[2], reg.K1, Mem{Base: to, Disp: 64})
 	JMP(LabelRef("finish_end"))

@@ -51,7 +51,7 @@ func vectors256() {
 	blockSums256()
 }
 
-// function starts a kernel whose loops count n in units of 16 elements.
+// function starts a kernel. The first line of doc has no name yet.
 func function(name, params string, doc ...string) {
 	TEXT(name, NOSPLIT, "func"+params)
 	doc[0] = name + " " + doc[0]
@@ -238,7 +238,8 @@ func scale256() {
 
 // pooling256 generates what reduces scores: the largest of a row, and rows less their largest number.
 func pooling256() {
-	function("peak256", "(x *float32, n int) float32", "returns the largest of x, finite numbers. n is a multiple of 16.")
+	function("peak256", "(x *float32, n int) float32",
+		"returns the largest of x, finite numbers. n is a multiple of 16.")
 	input, count := param("x"), param("n")
 	VMOVUPS(Mem{Base: input}, y[0])
 	VMOVUPS(Mem{Base: input, Disp: 32}, y[1])
@@ -570,8 +571,8 @@ func toF16256() {
 	RET()
 }
 
-// brain256 writes the rounding of eight numbers in y[0] to bfloat16, in the upper halves of y[0] with any lower ones. It
-// uses y[1] to y[3].
+// brain256 writes the rounding of eight numbers in y[0] to bfloat16, in the upper halves of y[0] with any lower ones.
+// It uses y[1] to y[3].
 func brain256() func() {
 	one, half := const32("brainOne256", 1), const32("brainHalf256", 0x7fff)
 	quiet, normal := const32("brainQuiet256", 0x400000), const32("brainNormal256", 0x7fffff)

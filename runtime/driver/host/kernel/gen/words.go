@@ -26,10 +26,9 @@ func words256() {
 
 // widenRows256 makes signed words of unsigned bytes.
 func widenRows256() {
-	TEXT("widenRows256", NOSPLIT, "func(dst *int16, x *uint8, ldx int, rows int, vectors int)")
-	Doc("widenRows256 writes x-128 of rows rows of 16*vectors activations to dst, rows of which are",
+	function("widenRows256", "(dst *int16, x *uint8, ldx int, rows int, vectors int)",
+		"writes x-128 of rows rows of 16*vectors activations to dst, rows of which are",
 		fmt.Sprintf("%d apart. ldx is in bytes.", wordDepth))
-	Pragma("noescape")
 	dst, input, ldx, count, vectors := param("dst"), param("x"), param("ldx"), param("rows"), param("vectors")
 	to, from, left := GP64(), GP64(), GP64()
 	offset, values := y[0], y[1]
@@ -61,9 +60,8 @@ func widenRows256() {
 // four words each is half pairs 0 and half pairs 1: VSHUFPS takes one kind from two such vectors, lane by lane, and
 // VPERMQ puts the columns in order. It prefetches what the next call widens.
 func widenTile256() {
-	TEXT("widenTile256", NOSPLIT, "func(panel *int16, w *byte, quads int)")
-	Doc("widenTile256 writes 4*quads rows of a q8c tile to panel [2*quads][32][2].")
-	Pragma("noescape")
+	function("widenTile256", "(panel *int16, w *byte, quads int)",
+		"writes 4*quads rows of a q8c tile to panel [2*quads][32][2].")
 	panel, weights, count := param("panel"), param("w"), param("quads")
 	first, second, pair := y[0], y[1], y[2]
 	steps("widen", count, 1, func(int) {
@@ -89,12 +87,12 @@ func widenTile256() {
 // q8cWords256 has registers for the sums of half a tile, so it walks over the panel twice.
 func q8cWords256() {
 	const name = "q8cWords256"
-	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *int32, x *int16, pairs int, panel *int16, more int, scales *byte, xscale *float32)")
-	Doc(fmt.Sprintf("%s multiplies rows (%d..%d) rows of 2*pairs words, %d apart, with a widened tile. Sums start at zero,", name,
-		leastWordRows, mostWordRows, wordDepth),
-		"or at sums [rows][32] unless more is 0, and are left there; or where xscale is not nil, their products with the",
-		"scales of columns and rows go to y [rows][32]. ldy is in bytes.")
-	Pragma("noescape")
+	function(name, "(rows int, y *float32, ldy int, sums *int32, x *int16, pairs int, panel *int16, more int, "+
+		"scales *byte, xscale *float32)",
+		fmt.Sprintf("multiplies rows (%d..%d) rows of 2*pairs words, %d apart, with a widened tile. Sums start at zero,",
+			leastWordRows, mostWordRows, wordDepth),
+		"or at sums [rows][32] unless more is 0, and are left there; or where xscale is not nil, their products with",
+		"the scales of columns and rows go to y [rows][32]. ldy is in bytes.")
 	dispatchFrom(leastWordRows, mostWordRows, func(m int) {
 		for half := range 2 {
 			wordsHalf(label(name, 10*half+m), m, half)
@@ -108,7 +106,8 @@ func q8cWords256() {
 func wordsHalf(id string, m, half int) {
 	acc := func(r, part int) reg.VecPhysical { return y[2*r+part] }
 	weights, vec, tmp := []reg.VecPhysical{y[12], y[13]}, y[14], y[15]
-	input, count, panel, sums, more, xscale := param("x"), param("pairs"), param("panel"), param("sums"), param("more"), param("xscale")
+	input, count, panel := param("x"), param("pairs"), param("panel")
+	sums, more, xscale := param("sums"), param("more"), param("xscale")
 	sum := func(r, part int) Mem { return Mem{Base: sums, Disp: 128*r + 64*half + 32*part} }
 	TESTQ(more, more)
 	JNZ(LabelRef(id + "_more"))
