@@ -10,19 +10,23 @@ import (
 //go:generate go run -C gen . -tier amx -out ../vec_amx_amd64.s -stubs ../vec_amx_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier tiled -out ../vec_tiled_amd64.s -stubs ../vec_tiled_amd64.go -pkg kernel
 
-// The set amx multiplies packed rows in tiles (see gen/amx.go). Fewer rows, float32 and everything else are those of
-// avx512bf16, from the same weights, and results have the same bits. Attention over bfloat16 is one of its own (see
-// vec_tiles_attention_amd64.go).
+// The set amx multiplies packed rows in tiles (see gen/amx.go): products of 8-bit weights are here, those of 4-bit weights
+// in vec_tiles_nibbles_amd64.go, attention over bfloat16 in vec_tiles_attention_amd64.go. Few rows, float32 and
+// everything else are functions of avx512bf16, from the same weights. Integer products have the same bits.
 const (
-	tileRows = 16   // rows of a tile
-	tileK    = 64   // bytes of one of its rows
-	tilePass = 256  // rows of a pass, whose activations of a part of k stay in the second-level cache
-	tilePart = 3072 // k of that part
+	tileRows = 16 // rows of a tile
+	tileK    = 64 // bytes of one of its rows
 )
 
-// amxSet is another set, that of avx512bf16, with tiles for packed rows and attention over bfloat16.
-func amxSet(other *Set) *Set {
-	set := *other
+// The activations of a pass and a part stay in the second-level cache while all columns are multiplied with them.
+const (
+	tilePass = 256  // rows
+	tilePart = 3072 // k
+)
+
+// amxSet is base, the set avx512bf16, with tiles for packed rows and for attention over bfloat16.
+func amxSet(base *Set) *Set {
+	set := *base
 	set.Name, set.PackFrom = "amx", packFrom
 	set.PackRows, set.PackedQ8C = packTiles, tilesQ8C
 	set.PackedQ4B32 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
@@ -39,10 +43,17 @@ func amxSet(other *Set) *Set {
 // tileConfig is the operand of LDTILECFG: the palette, and for each of eight tiles its bytes a row and rows.
 type tileConfig [64]byte
 
+// set gives a tile its rows and their bytes.
+func (c *tileConfig) set(tile, rows, bytes int) {
+	const palette, rowBytes, rowCounts = 0, 16, 48 // where these are; the palette is always 1
+	c[palette] = 1
+	binary.LittleEndian.PutUint16(c[rowBytes+2*tile:], uint16(bytes))
+	c[rowCounts+tile] = byte(rows)
+}
+
 // shapeTiles is the configuration for products of tiles of rows x k activations with k x 16 weights, all of the same
 // shape; k is a multiple of 4.
 func shapeTiles(rows, k int) (config tileConfig) {
-	config[0] = 1
 	for tile := range 8 {
 		bytes, lines := 4*16, rows // sums
 		switch tile {
@@ -51,8 +62,7 @@ func shapeTiles(rows, k int) (config tileConfig) {
 		case 6, 7:
 			lines = k / 4
 		}
-		binary.LittleEndian.PutUint16(config[16+2*tile:], uint16(bytes))
-		config[48+tile] = byte(lines)
+		config.set(tile, lines, bytes)
 	}
 	return config
 }
@@ -65,35 +75,43 @@ func tiledK(k, block int) int {
 	return (k + block - 1) / block * block
 }
 
-// packTiles is PackRows. Without blocks, rows lie in groups of 16, the last one of what is left. In a group the
-// tiles [rows][64] of successive k follow each other; without blocks the last one is as wide as what is left of k.
+// packTiles is PackRows. Without blocks, rows lie in groups of 16, the last one of what is left. In a group the tiles
+// [rows][64] of successive k follow each other; the last one is as wide as what is left of k.
 func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	if block != 0 {
 		packNibbles(dst, x, m, k, block, g)
 		return
 	}
-	const width = tileK
 	padded := tiledK(k, block)
 	checkPacked(m)
 	_ = dst[PackedBytes(m, k, block)-1]
 	x.mustHold(m, k)
 	first, count := groupRows(m, g)
 	for row := first; row < first+count; row++ {
-		from, group := x.row(row, k), row/tileRows
-		rows, line := min(tileRows, m-group*tileRows), row%tileRows
-		to := dst[group*tileRows*padded:][:rows*padded]
-		whole := k / width
-		if whole > 0 {
-			tileRow64(&to[line*width], rows*width, &from[0], whole)
-		}
-		for pos := whole * width; pos < padded; pos += width {
-			piece := min(width, padded-pos)
-			out := to[pos*rows+line*piece:][:piece]
-			clear(out)
-			for i, value := range from[min(k, pos):min(k, pos+piece)] {
-				out[i] = value ^ 0x80
-			}
-		}
+		group := row / tileRows
+		rows := min(tileRows, m-group*tileRows)
+		packTileRow(dst[group*tileRows*padded:][:rows*padded], x.row(row, k), rows, row%tileRows)
+	}
+}
+
+// packTileRow packs a row of a group of rows: whole tiles of it, and what is left of k, padded with zeros.
+func packTileRow(group []byte, from []uint8, rows, row int) {
+	k, padded := len(from), len(group)/rows
+	whole := k / tileK
+	if whole > 0 {
+		tileRow64(&group[row*tileK], rows*tileK, &from[0], whole)
+	}
+	if pos := whole * tileK; pos < padded {
+		width := padded - pos
+		packSigned(group[pos*rows+row*width:][:width], from[pos:])
+	}
+}
+
+// packSigned writes activations as signed bytes to dst, and zeros to what is left of it.
+func packSigned(dst []byte, from []uint8) {
+	clear(dst)
+	for i, value := range from {
+		dst[i] = value ^ 0x80
 	}
 }
 
@@ -103,58 +121,74 @@ func aligned[T mem.Scalar](v []T) []T {
 	return v[int(-mem.Address(bytes)&(cacheLine-1))*len(v)/len(bytes):]
 }
 
-// tilesQ8C is PackedQ8C. All tiles are multiplied with a part of the activations of a pass, which stays in the
-// second-level cache, before the next part: meanwhile the sums wait in y, as integers. What is left of k is a part of its
-// own, of narrower tiles.
+// tilesQ8C is PackedQ8C: for each pass of rows, and each part of k, it multiplies all tiles of the weight. Between parts
+// the sums wait in y, as integers. What is left of k is a part of its own, of narrower tiles.
 func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	m, k := x.M, x.K
 	bytes, scales := q8cTileBytes(k)
-	padded := tiledK(k, 0)
 	mustBePacked(x, scratch, 0)
 	y.mustHold(m, n)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
-	var around [4*tileRows*TileN + cacheLine/4]int32
+	var sums [4*tileRows*TileN + cacheLine/4]int32
 	var out [tilePass * TileN]float32
-	product := tileProduct{x: x, padded: padded, sums: aligned(around[:])}
+	product := tileProduct{
+		x: x, y: y, n: n, w: w, tileBytes: bytes, scales: scales,
+		padded: tiledK(k, 0), sums: aligned(sums[:]), out: out[:],
+	}
+
 	whole := k / tileK * tileK
 	part := share(max(1, whole/tileK), tilePart/tileK) * tileK
 	for first := 0; first < m; first += tilePass {
 		product.first, product.count = first, min(tilePass, m-first)
-		for pos := 0; pos < padded; pos += product.k {
-			if product.width, product.k = tileK, min(part, whole-pos); pos == whole {
-				product.width, product.k = padded-whole, padded-whole
+		for pos := 0; pos < product.padded; pos += product.k {
+			product.pos, product.k, product.width = pos, min(part, whole-pos), tileK
+			if pos == whole {
+				product.k, product.width = product.padded-whole, product.padded-whole
 			}
-			product.pos = pos
 			for j := 0; j < n; j += TileN {
-				tile := w[j/TileN*bytes:][:bytes]
-				scale, err := mem.View[float32](tile[scales : scales+4*TileN])
-				if err != nil {
-					panic("BUG: " + err.Error())
-				}
-				cols := min(TileN, n-j)
-				to := y.From(first, j)
-				var next *float32
-				if cols < TileN {
-					to = Rows(out[:], TileN)
-				} else if j+2*TileN <= n {
-					next = y.at(first, j+TileN)
-				}
-				product.add(to, tile, scale, next)
-				if cols < TileN && pos+product.k == padded {
-					copyColumns(y, first, j, cols, product.count, out[:])
-				}
+				product.columns(j)
 			}
 		}
 	}
 }
 
-// tileProduct is the product of some packed rows, from first on, with a part of a q8c tile.
+// tileProduct is the product of a pass of packed rows with a part of k of a q8c weight.
 type tileProduct struct {
-	x             PackedRows
-	padded        int // bytes of a row
-	first, count  int // rows
-	pos, k, width int // of the part, and of its tiles
-	sums          []int32
+	x PackedRows
+	y Matrix[float32]
+	n int // columns
+
+	w                 []byte
+	tileBytes, scales int // the size of a tile of the weight, and where its scales are
+
+	padded        int // bytes of a packed row
+	first, count  int // rows of the pass
+	pos, k, width int // of the part, and the width of its tiles
+
+	sums []int32   // room for a kernel
+	out  []float32 // room for the results of a tile that has columns beyond those of y
+}
+
+// columns multiplies with the tile of the weight that begins at column j.
+func (p *tileProduct) columns(j int) {
+	tile := p.w[j/TileN*p.tileBytes:][:p.tileBytes]
+	scales, err := mem.View[float32](tile[p.scales : p.scales+4*TileN])
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	if cols := p.n - j; cols < TileN {
+		p.add(Rows(p.out, TileN), tile, scales, nil)
+		if p.pos+p.k == p.padded {
+			copyColumns(p.y, p.first, j, cols, p.count, p.out)
+		}
+		return
+	}
+
+	var next *float32
+	if j+2*TileN <= p.n {
+		next = p.y.at(p.first, j+TileN)
+	}
+	p.add(p.y.From(p.first, j), tile, scales, next)
 }
 
 // add adds the products of the part of a tile to y, and after the last part makes results of them. next is what is

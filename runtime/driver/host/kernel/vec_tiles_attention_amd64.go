@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"math"
 
 	"github.com/hetc/hetc/internal/mem"
@@ -137,37 +136,32 @@ func newTileTask(scratch []float32, all Attention, row, rows int) tileTask {
 
 // shape sets the configurations of tiles.
 func (t *tileTask) shape() {
-	set := func(config *tileConfig, tile, rows, bytes int) {
-		config[0] = 1
-		binary.LittleEndian.PutUint16(config[16+2*tile:], uint16(bytes))
-		config[48+tile] = byte(rows)
-	}
 	pairs := (t.Dim%tileNumbers + 1) / 2
 	rows := min(groupLines, t.lines)
 	for tile := range 4 {
-		set(&t.scoring, tile, stripKeys, 4*groupLines)
+		t.scoring.set(tile, stripKeys, 4*groupLines)
 	}
-	set(&t.scoring, 4, tileRows, tileK)
-	set(&t.scoring, 5, stripKeys, tileK)
+	t.scoring.set(4, tileRows, tileK)
+	t.scoring.set(5, stripKeys, tileK)
 	if pairs > 0 {
-		set(&t.scoring, 6, pairs, tileK)
-		set(&t.scoring, 7, stripKeys, 4*pairs)
+		t.scoring.set(6, pairs, tileK)
+		t.scoring.set(7, stripKeys, 4*pairs)
 	}
 	t.attending = t.scoring
 	most := tileColumns
 	if pairs > 0 { // tiles are taken
 		most = 4
 	} else {
-		set(&t.attending, 6, tileRows, tileK)
-		set(&t.attending, 7, tileRows, tileK)
+		t.attending.set(6, tileRows, tileK)
+		t.attending.set(7, tileRows, tileK)
 	}
 	passes := (t.columns + most - 1) / most
 	t.width = (t.columns + passes - 1) / passes
 	for tile := range tileColumns {
-		set(&t.weighing, tile, rows, tileK)
+		t.weighing.set(tile, rows, tileK)
 	}
-	set(&t.weighing, 6, rows, tileK)
-	set(&t.weighing, 7, tileRows, tileK)
+	t.weighing.set(6, rows, tileK)
+	t.weighing.set(7, tileRows, tileK)
 }
 
 // begin turns queries, and has every line begin with the rest or with nothing.

@@ -53,65 +53,82 @@ func packNibbles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 			}
 		}
 		for pos := 2 * width * whole; pos < padded; pos += width {
-			out := to[pos/width*tile:][:width]
-			clear(out)
-			for i, value := range from[min(k, pos):min(k, pos+width)] {
-				out[i] = value ^ 0x80
-			}
+			packSigned(to[pos/width*tile:][:width], from[min(k, pos):min(k, pos+width)])
 		}
 	}
 }
 
-// nibbleProduct is the product of some packed rows with 4-bit weights.
+// nibbleProduct is the product of a pass of packed rows with 4-bit weights.
 type nibbleProduct struct {
-	block       int
+	block  int // weights that share a scale
+	blocks int // of a tile of the weight
+	depth  int // blocks that are unpacked at a time
+
 	x           []byte
-	row         int       // bytes of a packed row
-	first, rows int       // rows of a pass
-	dots        []int32   // of a kernel
-	sums, spare []float32 // of the rows, and for a kernel
+	row         int // bytes of a packed row
+	first, rows int // rows of the pass
+
+	panel []byte    // unpacked blocks
+	dots  []int32   // room for the integer sums of a kernel
+	sums  []float32 // the float sums of the rows and one tile
+	spare []float32 // room for the sums of a group of rows
 }
 
-// tilesQ4 is the product with 4-bit weights in blocks of block rows.
+// tilesQ4 is the product with 4-bit weights in blocks of block rows: for each pass of rows it multiplies all tiles of the
+// weight, a panel of unpacked blocks after the other.
 func tilesQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	m, k := x.M, x.K
-	blocks, bytes := (k+block-1)/block, q4BlockBytes(block)
-	row, part := tiledK(k, block), nibbleDepth128
+	product := nibbleProduct{block: block, blocks: (k + block - 1) / block, depth: nibbleDepth128, x: x.Bytes,
+		row: tiledK(k, block)}
 	if block == BlockK {
-		part = nibbleDepth32
+		product.depth = nibbleDepth32
 	}
+	tileBytes := product.blocks * q4BlockBytes(block)
 	mustBePacked(x, scratch, block)
 	y.mustHold(m, n)
-	_ = w[(n+TileN-1)/TileN*blocks*bytes-1]
+	_ = w[(n+TileN-1)/TileN*tileBytes-1]
 	var dots [4*tileRows*tileRows + cacheLine/4]int32
 	var spare [tileRows*TileN + cacheLine/4]float32
-	scratch = aligned(scratch)
-	panel := scratch[:nibblePanel]
-	sums, err := mem.View[float32](scratch[nibblePanel : nibblePanel+4*TileN*nibblePassMost])
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	product := nibbleProduct{
-		block: block, x: x.Bytes, row: row, dots: aligned(dots[:]), sums: sums, spare: aligned(spare[:]),
-	}
-	pass := share(m, min(nibblePassMost, max(nibbleCall, nibblePassBytes/row)))
+	product.dots, product.spare = aligned(dots[:]), aligned(spare[:])
+	product.divide(scratch)
+
+	pass := share(m, min(nibblePassMost, max(nibbleCall, nibblePassBytes/product.row)))
 	pass = (pass + nibbleCall - 1) / nibbleCall * nibbleCall
 	for first := 0; first < m; first += pass {
 		product.first, product.rows = first, min(pass, m-first)
 		for j := 0; j < n; j += TileN {
-			clear(sums[:(product.rows+tileRows-1)/tileRows*tileRows*TileN])
-			at := j / TileN * blocks * bytes
-			for index := 0; index < blocks; index += part {
-				count := min(part, blocks-index)
-				var results Matrix[float32]
-				if index+count == blocks && j+TileN <= n {
-					results = y.From(first, j)
-				}
-				product.add(panel, w[at:], index, count, results)
-				at += count * bytes
+			var results Matrix[float32]
+			if j+TileN <= n {
+				results = y.From(first, j)
 			}
+			product.multiply(w[j/TileN*tileBytes:], results)
 			product.scale(y, x.Scale, j, min(TileN, n-j))
 		}
+	}
+}
+
+// divide takes the panel and the float sums from scratch.
+func (p *nibbleProduct) divide(scratch []byte) {
+	scratch = aligned(scratch)
+	p.panel = scratch[:nibblePanel]
+	sums, err := mem.View[float32](scratch[nibblePanel : nibblePanel+4*TileN*nibblePassMost])
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	p.sums = sums
+}
+
+// multiply makes the float sums of the pass and the tile that w begins with. The room for results is asked for with the
+// last blocks.
+func (p *nibbleProduct) multiply(w []byte, results Matrix[float32]) {
+	clear(p.sums[:(p.rows+tileRows-1)/tileRows*tileRows*TileN])
+	for index := 0; index < p.blocks; index += p.depth {
+		count := min(p.depth, p.blocks-index)
+		var asked Matrix[float32]
+		if index+count == p.blocks {
+			asked = results
+		}
+		p.add(w[index*q4BlockBytes(p.block):], index, count, asked)
 	}
 }
 
@@ -135,7 +152,6 @@ func (p *nibbleProduct) scale(y Matrix[float32], scale []float32, j, cols int) {
 
 // shapeNibbles is the configuration of the kernels' tiles: sums, activations, weights.
 func shapeNibbles(rows, width int) (config tileConfig) {
-	config[0] = 1
 	for tile := range 8 {
 		bytes, lines := tileK, rows
 		switch {
@@ -144,7 +160,7 @@ func shapeNibbles(rows, width int) (config tileConfig) {
 		case tile >= 2:
 			bytes = width
 		}
-		config[16+2*tile], config[48+tile] = byte(bytes), byte(lines)
+		config.set(tile, lines, bytes)
 	}
 	return config
 }
@@ -152,8 +168,8 @@ func shapeNibbles(rows, width int) (config tileConfig) {
 // add unpacks count blocks from w, which begin at the block index, and adds their products with the rows of the pass.
 //
 // The room for results, where there is any, is asked for meanwhile: their stores would wait for memory.
-func (p *nibbleProduct) add(panel, w []byte, index, count int, results Matrix[float32]) {
-	steps, bytes := count, count*q4BlockBytes(p.block)
+func (p *nibbleProduct) add(w []byte, index, count int, results Matrix[float32]) {
+	panel, steps, bytes := p.panel, count, count*q4BlockBytes(p.block)
 	if p.block == BlockK {
 		tileUnpack32(&panel[0], &w[0], count)
 		if count%2 != 0 { // half a step: products with zeros
@@ -163,8 +179,9 @@ func (p *nibbleProduct) add(panel, w []byte, index, count int, results Matrix[fl
 	} else {
 		tileUnpack128(&panel[0], &w[0], count)
 	}
-	part := nibblePart{panel: panel, index: index, count: count, next: w}
-	if next := w[bytes:]; len(next) > 0 { // which is fetched meanwhile
+
+	part := nibblePart{index: index, count: count, next: w}
+	if next := w[bytes:]; len(next) > 0 {
 		turns := (p.rows + tileRows - 1) / tileRows * steps
 		part.next, part.fetch = next, min(cacheLine*nibbleLines, (bytes+turns-1)/turns)
 	}
@@ -178,13 +195,12 @@ func (p *nibbleProduct) add(panel, w []byte, index, count int, results Matrix[fl
 	}
 }
 
-// nibblePart is some blocks of a tile of the weight: unpacked, and what follows it.
+// nibblePart is some unpacked blocks of a tile of the weight, and what is prefetched while they are multiplied.
 type nibblePart struct {
-	panel        []byte
 	index, count int
-	next         []byte
-	fetch        int // bytes of next that are fetched in each turn
-	results      Matrix[float32]
+	next         []byte          // packed weights behind these blocks
+	fetch        int             // bytes of next that are prefetched in each turn
+	results      Matrix[float32] // room for results, if any
 }
 
 // call adds the products of a piece of rows that begins at row of the pass, and returns its number of groups.
@@ -193,27 +209,28 @@ func (p *nibbleProduct) call(row int, part nibblePart) (groups int) {
 	groups, rows := nibbleGroups(left)
 	config := shapeNibbles(rows, width)
 	x := p.x[(p.first+row)*p.row:]
-	tile := width * left // of all rows
-	sums, panel := &p.sums[row*TileN], part.panel
+	tile := width * left // bytes of a tile of all rows
+	sums := &p.sums[row*TileN]
 	results, ldy := sums, 0
 	if part.results.Data != nil {
 		results, ldy = &part.results.Data[0], 4*part.results.Stride
 	}
 	if p.block != BlockK {
 		from := &x[part.index*2*tile]
-		q4x128TilesAMX(&config[0], groups, from, width*rows, tile, 2*tile, &panel[0], part.count, &p.dots[0], sums,
+		q4x128TilesAMX(&config[0], groups, from, width*rows, tile, 2*tile, &p.panel[0], part.count, &p.dots[0], sums,
 			&p.spare[0], &part.next[0], part.fetch, results, ldy)
 		return groups
 	}
+
 	whole := part.count / 2
 	if whole > 0 {
 		from := &x[part.index*tile]
-		q4TilesAMX(&config[0], groups, from, width*rows, tile, 2*tile, &panel[0], whole, &p.dots[0], sums,
+		q4TilesAMX(&config[0], groups, from, width*rows, tile, 2*tile, &p.panel[0], whole, &p.dots[0], sums,
 			&p.spare[0], &part.next[0], part.fetch, results, ldy)
 	}
 	if part.count%2 != 0 { // half a step, the last one
 		from := &x[(part.index+2*whole)*tile]
-		q4TilesAMX(&config[0], groups, from, width*rows, 0, 0, &panel[2*whole*nibbleBlock32], 1, &p.dots[0], sums,
+		q4TilesAMX(&config[0], groups, from, width*rows, 0, 0, &p.panel[2*whole*nibbleBlock32], 1, &p.dots[0], sums,
 			&p.spare[0], &part.next[0], 0, sums, 0)
 	}
 	return groups
