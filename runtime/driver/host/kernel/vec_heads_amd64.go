@@ -116,8 +116,8 @@ func keysF32x16(dst *float32, src *float32, ld int, n int)
 //go:noescape
 func keysF16x16(dst *float32, src *uint16, ld int, n int)
 
-// keysQ8x16 stores 8 rows of n codes (a multiple of 8), each followed by its scale and ld bytes from the next, as 8 columns of
-// numbers of dst [n][16].
+// keysQ8x16 stores 8 rows of n codes (a multiple of 8), each followed by its scale and ld bytes from the next, as 8
+// columns of numbers of dst [n][16].
 //
 //go:noescape
 func keysQ8x16(dst *float32, src *uint8, ld int, n int)
@@ -127,15 +127,15 @@ func keysQ8x16(dst *float32, src *uint8, ld int, n int)
 //go:noescape
 func fromQ8x256(dst *float32, src *uint8, n int, rows int)
 
-// softmaxLines256 replaces n scores s of each line by 2^(s*scale-top) where top, state[line][0], becomes at least their maximum,
-// scales the sum state[line][1] to the new top, adds them to it, and stores that factor in state[line][2]; state is
-// [lines][4]. n is a multiple of 16, at least 16; lds is in bytes.
+// softmaxLines256 replaces n scores s of each line by 2^(s*scale-top) where top, state[line][0], becomes at least their
+// maximum, scales the sum state[line][1] to the new top, adds them to it, and stores that factor in
+// state[line][2]; state is [lines][4]. n is a multiple of 16, at least 16; lds is in bytes.
 //
 //go:noescape
 func softmaxLines256(lines int, s *float32, lds int, n int, scale float32, state *float32)
 
-// fadeLines256 multiplies n numbers of each line y by its factor, 16 bytes from the one before. n is a multiple of 16, at least 16;
-// ldy is in bytes.
+// fadeLines256 multiplies n numbers of each line y by its factor, 16 bytes from the one before. n is a multiple of 16, at
+// least 16; ldy is in bytes.
 //
 //go:noescape
 func fadeLines256(lines int, y *float32, ldy int, n int, factor *float32)

@@ -10,8 +10,8 @@ import (
 // that what a call costs is paid once for hundreds of lines: it loops over groups of lines that fit in registers, up to
 // six lines of 16 columns. Each result has one accumulator, which sums in the order of k.
 
-// Constants of 2^x: the least x that does not give zero, what rounds to an integer that the low mantissa bits then hold,
-// and a polynomial.
+// Constants of 2^x: the least x that does not give zero, what rounds to an integer that the low mantissa bits then
+// hold, and a polynomial.
 const (
 	exp2Low   = -125
 	exp2Round = 0x1.8p23
@@ -133,165 +133,224 @@ func scores256(name string, tiles, most int) {
 		"name has columns. It prefetches from next on, stride bytes each step. Strides are in bytes.")
 	count := param("n")
 	out, row, weights := param("s"), param("q"), param("w")
+	input := newLines("ldq", most)
+	fetch := newPrefetcher()
+	lineGroups(name, 1, most, count, func(m int) {
+		k := scoreKernel256{m: m, vecs: 2 * tiles, input: input.of(m), fetch: fetch}
+		k.input.set(row)
+		k.point(tiles, weights)
+		left := GP64()
+		Load(Param("k"), left)
+		zero256(y[:k.vecs*m]...)
+		step := k.lines
+		switch {
+		case m == 1:
+			step = k.line
+		case tiles > 1:
+			step = k.wideLines
+		}
+		steps(label(name, m), left, 4, func(i int) {
+			fetch.step(8 * k.vecs)
+			step(i)
+		}, func(count int) {
+			k.input.advance(4 * count)
+			for _, base := range k.tiles {
+				ADDQ(I32(64*count), base)
+			}
+		})
+		storeLines256(m, k.vecs, out, param("lds"), row, input.ld)
+	})
+}
+
+// newLines makes registers for the addresses of up to most lines, whose distance is the parameter ld.
+func newLines(ld string, most int) rows {
 	input := rows{ld: GP64(), ld3: GP64()}
 	for range (most + 3) / 4 {
 		input.base = append(input.base, GP64())
 	}
-	Load(Param("ldq"), input.ld)
-	fetch := newPrefetcher()
-	vecs := 2 * tiles
-	lineGroups(name, 1, most, count, func(m int) {
-		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
-		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
-		used.set(row)
-		var tile []reg.GPVirtual
-		for i := range tiles {
-			tile = append(tile, GP64())
-			if i == 0 {
-				MOVQ(weights, tile[0])
-				continue
-			}
-			depth := GP64()
-			Load(Param("k"), depth)
-			SHLQ(U8(6), depth) // a tile, and a line between tiles
-			LEAQ(Mem{Base: tile[i-1], Index: depth, Scale: 1, Disp: 64}, tile[i])
-		}
-		left := GP64()
-		Load(Param("k"), left)
-		zero256(y[:vecs*m]...)
-		steps(label(name, m), left, 4, func(i int) {
-			fetch.step(8 * vecs)
-			if m == 1 {
-				VBROADCASTSS(used.at(0, 4*i), y[15])
-				for part := range vecs {
-					VFMADD231PS(Mem{Base: tile[part/2], Disp: 64*i + part%2*32}, y[15], acc(0, part))
-				}
-				return
-			}
-			if tiles > 1 {
-				for line := range m {
-					VBROADCASTSS(used.at(line, 4*i), y[12+line])
-				}
-				for part := range vecs {
-					VMOVUPS(Mem{Base: tile[part/2], Disp: 64*i + part%2*32}, y[15])
-					for line := range m {
-						VFMADD231PS(y[15], y[12+line], acc(line, part))
-					}
-				}
-				return
-			}
-			VMOVUPS(Mem{Base: tile[0], Disp: 64 * i}, y[12])
-			VMOVUPS(Mem{Base: tile[0], Disp: 64*i + 32}, y[13])
-			for line := range m {
-				scalar := y[14+line%2]
-				VBROADCASTSS(used.at(line, 4*i), scalar)
-				VFMADD231PS(y[12], scalar, acc(line, 0))
-				VFMADD231PS(y[13], scalar, acc(line, 1))
-			}
-		}, func(c int) {
-			used.advance(4 * c)
-			for _, base := range tile {
-				ADDQ(I32(64*c), base)
-			}
-		})
-		lds := param("lds")
-		for line := range m {
-			for part := range vecs {
-				VMOVUPS(acc(line, part), Mem{Base: out, Disp: 32 * part})
-			}
-			ADDQ(lds, out)
-			ADDQ(input.ld, row)
-			_ = line
-		}
-	})
+	Load(Param(ld), input.ld)
+	return input
 }
 
-// values256 adds weighted rows of values, float32 or float16: 8*vecs of their columns, in groups of least to most lines.
-// For few lines it prefetches twice.
+// of returns the registers that count rows need.
+func (r rows) of(count int) rows {
+	return rows{base: r.base[:(count+3)/4], ld: r.ld, ld3: r.ld3}
+}
+
+// storeLines256 stores the sums of m lines, vecs registers each, from the first ones on, and moves out and row to the
+// next lines.
+func storeLines256(m, vecs int, out, ldOut, row, ldRow reg.GPVirtual) {
+	for line := range m {
+		for part := range vecs {
+			VMOVUPS(y[vecs*line+part], Mem{Base: out, Disp: 32 * part})
+		}
+		ADDQ(ldOut, out)
+		ADDQ(ldRow, row)
+	}
+}
+
+// scoreKernel256 is scores256 for m lines, whose scores have vecs registers each.
+type scoreKernel256 struct {
+	m, vecs int
+	input   rows
+	tiles   []reg.GPVirtual
+	fetch   prefetcher
+}
+
+// point sets pointers to the tiles.
+func (k *scoreKernel256) point(tiles int, weights reg.GPVirtual) {
+	for i := range tiles {
+		k.tiles = append(k.tiles, GP64())
+		if i == 0 {
+			MOVQ(weights, k.tiles[0])
+			continue
+		}
+		depth := GP64()
+		Load(Param("k"), depth)
+		SHLQ(U8(6), depth) // a tile, and a line between tiles
+		LEAQ(Mem{Base: k.tiles[i-1], Index: depth, Scale: 1, Disp: 64}, k.tiles[i])
+	}
+}
+
+// sum is the register of the scores of eight keys.
+func (k *scoreKernel256) sum(line, part int) reg.VecPhysical { return y[k.vecs*line+part] }
+
+// keys is the operand of eight keys, in step i of a turn.
+func (k *scoreKernel256) keys(part, i int) Mem {
+	return Mem{Base: k.tiles[part/2], Disp: 64*i + part%2*32}
+}
+
+// line multiplies a single line: keys are operands in memory.
+func (k *scoreKernel256) line(i int) {
+	VBROADCASTSS(k.input.at(0, 4*i), y[15])
+	for part := range k.vecs {
+		VFMADD231PS(k.keys(part, i), y[15], k.sum(0, part))
+	}
+}
+
+// wideLines multiplies a few lines by several tiles: the lines stay in registers.
+func (k *scoreKernel256) wideLines(i int) {
+	for line := range k.m {
+		VBROADCASTSS(k.input.at(line, 4*i), y[12+line])
+	}
+	for part := range k.vecs {
+		VMOVUPS(k.keys(part, i), y[15])
+		for line := range k.m {
+			VFMADD231PS(y[15], y[12+line], k.sum(line, part))
+		}
+	}
+}
+
+// lines multiplies several lines by a tile: the keys stay in registers.
+func (k *scoreKernel256) lines(i int) {
+	VMOVUPS(k.keys(0, i), y[12])
+	VMOVUPS(k.keys(1, i), y[13])
+	for line := range k.m {
+		scalar := y[14+line%2]
+		VBROADCASTSS(k.input.at(line, 4*i), scalar)
+		VFMADD231PS(y[12], scalar, k.sum(line, 0))
+		VFMADD231PS(y[13], scalar, k.sum(line, 1))
+	}
+}
+
+// values256 adds weighted rows of values, float32 or float16: 8*vecs of their columns, in groups of least to most
+// lines. For few lines it prefetches twice.
 func values256(name string, vecs, least, most int, few, half bool) {
-	typ, bytes, near, again := "float32", 32, "", ""
+	typ, near, again := "float32", "", ""
 	if half {
-		typ, bytes = "uint16", 16
+		typ = "uint16"
 	}
 	if few {
 		near, again = "near int, ", ", and once more near bytes behind that"
 	}
-	function(name, "(n int, y *float32, ldy int, x *float32, ldx int, k int, v *"+typ+", ldv int, next *byte, "+near+"stride int)",
+	function(name, "(n int, y *float32, ldy int, x *float32, ldx int, k int, v *"+typ+", ldv int, next *byte, "+near+
+		"stride int)",
 		"adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.",
 		"It prefetches from next on"+again+", stride bytes each step. Strides are in bytes.")
 	count := param("n")
 	out, row := param("y"), param("x")
-	input := rows{ld: GP64(), ld3: GP64()}
-	for range (most + 3) / 4 {
-		input.base = append(input.base, GP64())
-	}
-	Load(Param("ldx"), input.ld)
+	input := newLines("ldx", most)
 	fetch := newPrefetcher
 	if few {
 		fetch = newNearPrefetcher
 	}
 	next := fetch()
 	lineGroups(name, least, most, count, func(m int) {
-		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
-		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
-		used.set(row)
+		k := valueKernel256{m: m, vecs: vecs, half: half, input: input.of(m)}
+		k.input.set(row)
 		ldy, sum := param("ldy"), GP64()
 		MOVQ(out, sum)
 		for line := range m {
 			for part := range vecs {
-				VMOVUPS(Mem{Base: sum, Disp: 32 * part}, acc(line, part))
+				VMOVUPS(Mem{Base: sum, Disp: 32 * part}, k.sum(line, part))
 			}
 			ADDQ(ldy, sum)
 		}
-		at, ldv, left := param("v"), param("ldv"), param("k")
-		load := func(part int, to reg.VecPhysical) {
-			if half {
-				VCVTPH2PS(Mem{Base: at, Disp: bytes * part}, to)
-			} else {
-				VMOVUPS(Mem{Base: at, Disp: bytes * part}, to)
-			}
+		k.at = param("v")
+		ldv, left := param("ldv"), param("k")
+		step := k.columns
+		if vecs > 3 {
+			step = k.wideColumns
 		}
 		steps(label(name, m), left, 4, func(i int) {
 			next.step(8 * vecs)
-			switch {
-			case vecs > 3:
-				for line := range m {
-					VBROADCASTSS(used.at(line, 4*i), y[12+line])
-				}
-				for part := range vecs {
-					if m == 1 && !half {
-						VFMADD231PS(Mem{Base: at, Disp: bytes * part}, y[12], acc(0, part))
-						continue
-					}
-					load(part, y[15])
-					for line := range m {
-						VFMADD231PS(y[15], y[12+line], acc(line, part))
-					}
-				}
-			default:
-				for part := range vecs {
-					load(part, y[12+part])
-				}
-				free := min(2, 4-vecs)
-				for line := range m {
-					scalar := y[16-free+line%free]
-					VBROADCASTSS(used.at(line, 4*i), scalar)
-					for part := range vecs {
-						VFMADD231PS(y[12+part], scalar, acc(line, part))
-					}
-				}
-			}
-			ADDQ(ldv, at)
-		}, func(c int) { used.advance(4 * c) })
-		for line := range m {
-			for part := range vecs {
-				VMOVUPS(acc(line, part), Mem{Base: out, Disp: 32 * part})
-			}
-			ADDQ(ldy, out)
-			ADDQ(input.ld, row)
-			_ = line
-		}
+			step(i)
+			ADDQ(ldv, k.at)
+		}, func(count int) { k.input.advance(4 * count) })
+		storeLines256(m, vecs, out, ldy, row, input.ld)
 	})
+}
+
+// valueKernel256 is values256 for m lines, whose sums have vecs registers each. half says that values are float16.
+type valueKernel256 struct {
+	m, vecs int
+	half    bool
+	input   rows
+	at      reg.GPVirtual // the row of values
+}
+
+// sum is the register of eight columns of a line.
+func (k *valueKernel256) sum(line, part int) reg.VecPhysical { return y[k.vecs*line+part] }
+
+// load loads eight values as float32.
+func (k *valueKernel256) load(part int, to reg.VecPhysical) {
+	if k.half {
+		VCVTPH2PS(Mem{Base: k.at, Disp: 16 * part}, to)
+	} else {
+		VMOVUPS(Mem{Base: k.at, Disp: 32 * part}, to)
+	}
+}
+
+// wideColumns multiplies a row of many columns: the weights of the lines stay in registers.
+func (k *valueKernel256) wideColumns(i int) {
+	for line := range k.m {
+		VBROADCASTSS(k.input.at(line, 4*i), y[12+line])
+	}
+	for part := range k.vecs {
+		if k.m == 1 && !k.half {
+			VFMADD231PS(Mem{Base: k.at, Disp: 32 * part}, y[12], k.sum(0, part))
+			continue
+		}
+		k.load(part, y[15])
+		for line := range k.m {
+			VFMADD231PS(y[15], y[12+line], k.sum(line, part))
+		}
+	}
+}
+
+// columns multiplies a row of few columns: they stay in registers.
+func (k *valueKernel256) columns(i int) {
+	for part := range k.vecs {
+		k.load(part, y[12+part])
+	}
+	free := min(2, 4-k.vecs)
+	for line := range k.m {
+		scalar := y[16-free+line%free]
+		VBROADCASTSS(k.input.at(line, 4*i), scalar)
+		for part := range k.vecs {
+			VFMADD231PS(y[12+part], scalar, k.sum(line, part))
+		}
+	}
 }
 
 // eightRows addresses eight rows with one base.
@@ -372,8 +431,8 @@ func keysF16x16() {
 // the keys.
 func keysQ8x16() {
 	function("keysQ8x16", "(dst *float32, src *uint8, ld int, n int)",
-		"stores 8 rows of n codes (a multiple of 8), each followed by its scale and ld bytes from the next, as 8 columns of",
-		"numbers of dst [n][16].")
+		"stores 8 rows of n codes (a multiple of 8), each followed by its scale and ld bytes from the next, as 8",
+		"columns of numbers of dst [n][16].")
 	dst, count := param("dst"), param("n")
 	input := newEightRows(param("src"), param("ld"))
 	ends := input // where the scales are
@@ -468,80 +527,98 @@ func fromQ8x256() {
 // than it takes to compute the exponentials.
 func softmaxLines256() {
 	function("softmaxLines256", "(lines int, s *float32, lds int, n int, scale float32, state *float32)",
-		"replaces n scores s of each line by 2^(s*scale-top) where top, state[line][0], becomes at least their maximum,",
-		"scales the sum state[line][1] to the new top, adds them to it, and stores that factor in state[line][2]; state is",
-		"[lines][4]. n is a multiple of 16, at least 16; lds is in bytes.")
+		"replaces n scores s of each line by 2^(s*scale-top) where top, state[line][0], becomes at least their",
+		"maximum, scales the sum state[line][1] to the new top, adds them to it, and stores that factor in",
+		"state[line][2]; state is [lines][4]. n is a multiple of 16, at least 16; lds is in bytes.")
 	scores, lds, state := param("s"), param("lds"), param("state")
-	row, left := GP64(), GP64()
-	sc, _ := Param("scale").Resolve()
-	scale, top, sum, fade, low, round := y[15], y[14], y[13], y[12], y[11], y[10]
-	VBROADCASTSS(sc.Addr, scale)
-	VMOVUPS(expLow, low)
-	VMOVUPS(expRound, round)
-	// power replaces x, at most about 0, by 2^x: the nearest integer becomes the exponent, and a polynomial of degree 5
-	// of the rest, with a relative error of 1.1e-7, the mantissa. Below 2^-125 it gives zero.
-	power := func(x, whole, rest, value reg.VecPhysical) {
-		VADDPS(round, x, whole)
-		VSUBPS(round, whole, rest)
-		VSUBPS(rest, x, rest)
-		VMOVUPS(expPoly[5], value)
-		for i := 4; i >= 0; i-- {
-			VFMADD213PS(expPoly[i], rest, value)
-		}
-		VPSLLD(U8(23), whole, whole)
-		VPADDD(whole, value, value)
-		VCMPPS(U8(1), low, x, whole) // x < low
-		VANDNPS(value, whole, x)
+	k := softmaxKernel256{
+		row: GP64(), left: GP64(),
+		scale: y[15], top: y[14], sum: y[13], fade: y[12], low: y[11], round: y[10],
 	}
-	each := softmaxPasses{scores, lds, state}.each
-	// first pass: the maximum, times scale, which is positive
-	each("top", func(line, stat reg.GPVirtual) {
-		VMOVUPS(Mem{Base: line}, y[0])
-		VMOVUPS(Mem{Base: line, Disp: 32}, y[1])
-		MOVQ(line, row)
-		Load(Param("n"), left)
-		along("line_top", left, 64, []reg.GPVirtual{row}, func() {
-			VMAXPS(Mem{Base: row}, y[0], y[0])
-			VMAXPS(Mem{Base: row, Disp: 32}, y[1], y[1])
-		})
-		largestOf256(y[0], y[1])
-		VMULPS(scale, y[0], y[0])
-		VBROADCASTSS(Mem{Base: stat}, fade)
-		VMAXPS(fade, y[0], top)
-		VSUBPS(top, fade, fade)
-		power(fade, y[0], y[1], y[2])
-		VMOVSS(top.AsX(), Mem{Base: stat})
-		VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
-	})
-	// second pass: the exponentials and their sum
-	each("exp", func(line, stat reg.GPVirtual) {
-		VBROADCASTSS(Mem{Base: stat}, top)
-		VXORPS(sum, sum, sum)
-		VXORPS(fade, fade, fade)
-		MOVQ(line, row)
-		Load(Param("n"), left)
-		along("line_exp", left, 64, []reg.GPVirtual{row}, func() {
-			for i, sum := range []reg.VecPhysical{sum, fade} {
-				exp := y[4*i]
-				VMOVUPS(Mem{Base: row, Disp: 32 * i}, exp)
-				VFMSUB213PS(top, scale, exp)
-				power(exp, y[4*i+1], y[4*i+2], y[4*i+3])
-				VMOVUPS(exp, Mem{Base: row, Disp: 32 * i})
-				VADDPS(exp, sum, sum)
-			}
-		})
-		VADDPS(fade, sum, sum)
-		sumToState(sum, stat)
-	})
+	factor, _ := Param("scale").Resolve()
+	VBROADCASTSS(factor.Addr, k.scale)
+	VMOVUPS(expLow, k.low)
+	VMOVUPS(expRound, k.round)
+	passes := softmaxPasses{scores, lds, state}
+	passes.each("top", k.largest)
+	passes.each("exp", k.exponentials)
 	VZEROUPPER()
 	RET()
+}
+
+// softmaxKernel256 are the registers of softmaxLines256.
+type softmaxKernel256 struct {
+	row, left             reg.GPVirtual
+	scale, top, sum, fade reg.VecPhysical
+	low, round            reg.VecPhysical // the constants exp2Low and exp2Round
+}
+
+// along emits a loop over the scores of a line, 16 in a turn.
+func (k softmaxKernel256) along(id string, line reg.GPVirtual, body func()) {
+	MOVQ(line, k.row)
+	Load(Param("n"), k.left)
+	along(id, k.left, 64, []reg.GPVirtual{k.row}, body)
+}
+
+// largest is the first pass: the maximum, times scale, which is positive.
+func (k softmaxKernel256) largest(line, stat reg.GPVirtual) {
+	VMOVUPS(Mem{Base: line}, y[0])
+	VMOVUPS(Mem{Base: line, Disp: 32}, y[1])
+	k.along("line_top", line, func() {
+		VMAXPS(Mem{Base: k.row}, y[0], y[0])
+		VMAXPS(Mem{Base: k.row, Disp: 32}, y[1], y[1])
+	})
+	largestOf256(y[0], y[1])
+	VMULPS(k.scale, y[0], y[0])
+	VBROADCASTSS(Mem{Base: stat}, k.fade)
+	VMAXPS(k.fade, y[0], k.top)
+	VSUBPS(k.top, k.fade, k.fade)
+	k.power(k.fade, y[0], y[1], y[2])
+	VMOVSS(k.top.AsX(), Mem{Base: stat})
+	VMOVSS(k.fade.AsX(), Mem{Base: stat, Disp: 8})
+}
+
+// exponentials is the second pass: the exponentials and their sum, in two registers.
+func (k softmaxKernel256) exponentials(line, stat reg.GPVirtual) {
+	sums := [2]reg.VecPhysical{k.sum, k.fade}
+	VBROADCASTSS(Mem{Base: stat}, k.top)
+	VXORPS(sums[0], sums[0], sums[0])
+	VXORPS(sums[1], sums[1], sums[1])
+	k.along("line_exp", line, func() {
+		for i, sum := range sums {
+			exp := y[4*i]
+			VMOVUPS(Mem{Base: k.row, Disp: 32 * i}, exp)
+			VFMSUB213PS(k.top, k.scale, exp)
+			k.power(exp, y[4*i+1], y[4*i+2], y[4*i+3])
+			VMOVUPS(exp, Mem{Base: k.row, Disp: 32 * i})
+			VADDPS(exp, sum, sum)
+		}
+	})
+	VADDPS(sums[1], sums[0], sums[0])
+	sumToState(sums[0], stat)
+}
+
+// power replaces x, at most about 0, by 2^x: the nearest integer becomes the exponent, and a polynomial of degree 5 of
+// the rest, with a relative error of 1.1e-7, the mantissa. Below 2^-125 it gives zero.
+func (k softmaxKernel256) power(x, whole, rest, value reg.VecPhysical) {
+	VADDPS(k.round, x, whole)
+	VSUBPS(k.round, whole, rest)
+	VSUBPS(rest, x, rest)
+	VMOVUPS(expPoly[5], value)
+	for i := 4; i >= 0; i-- {
+		VFMADD213PS(expPoly[i], rest, value)
+	}
+	VPSLLD(U8(23), whole, whole)
+	VPADDD(whole, value, value)
+	VCMPPS(U8(1), k.low, x, whole) // x < low
+	VANDNPS(value, whole, x)
 }
 
 // fadeLines256 scales lines, most of which often stay as they are.
 func fadeLines256() {
 	function("fadeLines256", "(lines int, y *float32, ldy int, n int, factor *float32)",
-		"multiplies n numbers of each line y by its factor, 16 bytes from the one before. n is a multiple of 16, at least 16;",
-		"ldy is in bytes.")
+		"multiplies n numbers of each line y by its factor, 16 bytes from the one before. n is a multiple of 16, at",
+		"least 16; ldy is in bytes.")
 	each, row, left := softmaxPasses{param("y"), param("ldy"), param("factor")}.each, GP64(), GP64()
 	each("fade", func(line, factor reg.GPVirtual) {
 		CMPL(Mem{Base: factor}, I32(0x3f800000)) // 1

@@ -319,19 +319,14 @@ func pairTiles512() {
 	JZ(LabelRef("pair_end"))
 	CMPQ(rest, I8(16))
 	JLE(LabelRef("pair_half"))
-	p.each(func(i int, first, second Mem) {
-		p.interleave(i, func(vecs pair) {
-			VMOVDQU16_Z(first, reg.K1, vecs[0])
-			VMOVDQU16_Z(second, reg.K1, vecs[1])
-		})
-	})
+	p.each(p.part)
 	JMP(LabelRef("pair_end"))
 	Label("pair_half")
 	p.each(p.half)
 
 	Label("pair_end")
 	MOVQ(ld, p.row)
-	SHLQ(U8(5), p.row)
+	SHLQ(U8(5), p.row) // 32 rows
 	ADDQ(p.row, src)
 	ADDQ(pitch, dst)
 	DECQ(chunks)
@@ -364,6 +359,14 @@ func (p rowPairs) interleave(i int, load func(vecs pair)) {
 	VPUNPCKHWD(rows[1], rows[0], high)
 	VMOVDQU64(low, Mem{Base: p.to, Disp: 64 * i})
 	VMOVDQU64(high, Mem{Base: p.to, Disp: 1024 + 64*i})
+}
+
+// part is interleave for the columns in K1.
+func (p rowPairs) part(i int, first, second Mem) {
+	p.interleave(i, func(vecs pair) {
+		VMOVDQU16_Z(first, reg.K1, vecs[0])
+		VMOVDQU16_Z(second, reg.K1, vecs[1])
+	})
 }
 
 // half stores at most 16 numbers of a pair of rows in their row of one tile.
