@@ -383,66 +383,95 @@ func refAttention(y, q Matrix[float32], k, v func(i int) float64, a Attention) {
 // refAttentionBF16 is refAttention with what AttentionBF16 rounds, and nothing else, rounded to bfloat16. A weight is
 // rounded relative to the largest score up to the end of its block.
 func refAttentionBF16(y, q Matrix[float32], k, v []uint16, a Attention) {
-	wide := func(brain uint16) float64 { return float64(math.Float32frombits(uint32(brain) << 16)) }
-	round := func(x float64) float64 { return wide(brainOf(float32(x))) }
-	capped := func(score float64) float64 {
-		if a.Cap > 0 {
-			return a.Cap * math.Tanh(score/a.Cap)
-		}
-		return score
-	}
-	var scores [keyBlock]float64
 	for row := range a.M {
 		for head := range a.Heads {
 			query, out := q.From(row, head*a.Dim).row(0, a.Dim), y.From(row, head*a.Dim).row(0, a.Dim)
-			top, total := math.Inf(-1), 0.0
-			if a.Rest.Count > 0 {
-				score := 0.0
-				for i, value := range query {
-					score += round(float64(value)) * float64(a.Rest.Key[i])
-				}
-				top, total = capped(score*a.Scale)+math.Log(float64(a.Rest.Count)), 1
-			}
-			// Of the sums 64 columns are kept in float64 at a time.
-			first, firstTotal := top, total
-			for d0 := 0; d0 < a.Dim; d0 += 64 {
-				var sums [64]float64
-				width := min(64, a.Dim-d0)
-				top, total = first, firstTotal
-				for i := range width {
-					if a.Rest.Count > 0 {
-						sums[i] = float64(a.Rest.Value[d0+i])
-					}
-				}
-				for from, to := a.first(row), a.Pos+row+1; from < to; {
-					end := min(to, (from/keyBlock+1)*keyBlock)
-					before := top
-					for pos := from; pos < end; pos++ {
-						score := 0.0
-						for i, value := range query {
-							score += round(float64(value)) * wide(k[pos*a.Dim+i])
-						}
-						scores[pos-from] = capped(score * a.Scale)
-						top = math.Max(top, scores[pos-from])
-					}
-					fade := math.Exp(before - top)
-					total *= fade
-					for i := range width {
-						sums[i] *= fade
-					}
-					for pos := from; pos < end; pos++ {
-						weight := math.Exp(scores[pos-from] - top)
-						total += weight
-						for i := range width {
-							sums[i] += round(weight) * wide(v[pos*a.Dim+d0+i])
-						}
-					}
-					from = end
-				}
-				for i := range width {
-					out[d0+i] = float32(sums[i] / total)
-				}
+			line := refLineBF16{Attention: &a, keys: k, values: v, query: query, row: row}
+			for first := 0; first < a.Dim; first += refColumns {
+				line.columns(out[first:min(first+refColumns, a.Dim)], first)
 			}
 		}
 	}
+}
+
+// refColumns is the number of columns whose sums are kept in float64 at a time. Everything else is computed again for
+// the next ones.
+const refColumns = 64
+
+// wideBF16 is the value of a bfloat16 number, and nearestBF16 that of the nearest one to a number.
+func wideBF16(brain uint16) float64 { return float64(math.Float32frombits(uint32(brain) << 16)) }
+func nearestBF16(x float64) float64 { return wideBF16(brainOf(float32(x))) }
+
+// refLineBF16 is the attention of a query head of a row.
+type refLineBF16 struct {
+	*Attention
+	keys, values []uint16
+	query        []float32
+	row          int
+
+	top, total float64 // the largest score so far, and the sum of the weights relative to it
+	scores     [keyBlock]float64
+	sums       [refColumns]float64 // of weighted values
+}
+
+// columns computes the results of some columns, from first on, a block of positions after the other.
+func (l *refLineBF16) columns(out []float32, first int) {
+	l.begin(first, len(out))
+	for from, to := l.first(l.row), l.Pos+l.row+1; from < to; {
+		end := min(to, (from/keyBlock+1)*keyBlock)
+		l.block(from, end, first, len(out))
+		from = end
+	}
+	for i := range out {
+		out[i] = float32(l.sums[i] / l.total)
+	}
+}
+
+// begin starts with the rest, or with nothing.
+func (l *refLineBF16) begin(first, width int) {
+	l.top, l.total, l.sums = math.Inf(-1), 0, [refColumns]float64{}
+	if l.Rest.Count == 0 {
+		return
+	}
+	score := 0.0
+	for i, value := range l.query {
+		score += nearestBF16(float64(value)) * float64(l.Rest.Key[i])
+	}
+	l.top, l.total = l.capped(score*l.Scale)+math.Log(float64(l.Rest.Count)), 1
+	for i := range width {
+		l.sums[i] = float64(l.Rest.Value[first+i])
+	}
+}
+
+// block takes the positions from..end-1 into account.
+func (l *refLineBF16) block(from, end, first, width int) {
+	before := l.top
+	for pos := from; pos < end; pos++ {
+		score := 0.0
+		for i, value := range l.query {
+			score += nearestBF16(float64(value)) * wideBF16(l.keys[pos*l.Dim+i])
+		}
+		l.scores[pos-from] = l.capped(score * l.Scale)
+		l.top = math.Max(l.top, l.scores[pos-from])
+	}
+	fade := math.Exp(before - l.top)
+	l.total *= fade
+	for i := range width {
+		l.sums[i] *= fade
+	}
+	for pos := from; pos < end; pos++ {
+		weight := math.Exp(l.scores[pos-from] - l.top)
+		l.total += weight
+		for i := range width {
+			l.sums[i] += nearestBF16(weight) * wideBF16(l.values[pos*l.Dim+first+i])
+		}
+	}
+}
+
+// capped is a score with the soft limit, if any.
+func (l *refLineBF16) capped(score float64) float64 {
+	if l.Cap > 0 {
+		return l.Cap * math.Tanh(score/l.Cap)
+	}
+	return score
 }

@@ -35,13 +35,17 @@ const EnvVar = "HETC_HOST_KERNELS"
 
 // Set is one implementation of every function.
 //
-// The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, MatMulQ6C,
-// BlockSums, QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions. The others
-// differ by rounding: in units of 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows,
-// by at most 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan
-// in Combine, 12 in GLU, Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores'
-// rounding too. In AttentionBF16 that may round a weight to the other neighbour among bfloat16 numbers. Within a set a
-// result's bits depend neither on the rows nor on the columns computed with it.
+// The portable set is the twin that vector sets are compared with. These functions give the same bits: MatMulQ8C,
+// MatMulQ6C, BlockSums, QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions.
+// Within a set a result's bits depend neither on the rows nor on the columns computed with it.
+//
+// The other functions differ by rounding. Where nothing overflows, the difference, in units of 2^-24 of the sum of the
+// magnitudes of the terms of a result, is at most
+//
+//   - 2+2k in MatMulF32 and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products,
+//   - 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU, Activate and Softcap,
+//   - 32+2n in attention over n positions, whose terms count their scores' rounding too. In AttentionBF16 that may round
+//     a weight to the other neighbour among bfloat16 numbers.
 //
 // m, k, n are always rows, reduction length and columns of the call; m may be 0, k and n are at least 1.
 type Set struct {
@@ -262,15 +266,21 @@ func AttentionScratch(heads, headDim int) int {
 // paddedDim is the columns of a head rounded up to whole tiles.
 func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 
-// Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable", then vector
-// sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as avx2), "avxvnni"
-// (products of quantised rows with AVX-VNNI, the others as avx2), "avx512vnni" (all of them with 512 bit), "avx512bf16"
-// (attention over bfloat16 with AVX512_BF16, the others as avx512vnni), "amx" (8-bit and 4-bit products of many rows and
-// attention over bfloat16 in tiles, for which the operating system is asked, the others as avx512bf16). Where a CPU has
-// avx512 and avxvnni alone, which no known one does, the latter counts as faster, because quantised weights are what
-// machines are short of time for. On arm64 "neon" (with the dot product instructions; functions on rows as portable) and
-// "i8mm" (8-bit and 4-bit products of two rows and more with matrix instructions, the others as neon), which was never
-// timed and is used only where it is named.
+// Sets returns the sets this machine can run, slowest first. Each vector set has new forms of some functions; the others
+// are those of the set in parentheses.
+//
+//   - reference accumulates in float64, portable is plain Go.
+//   - avx2 (portable) also needs FMA and F16C.
+//   - avx512 (avx2) has float32 products of 512 bits.
+//   - avxvnni (avx2) has products of quantised rows with AVX-VNNI. Where a CPU has avx512 and avxvnni alone, which no
+//     known one does, avxvnni counts as faster, because quantised weights are what machines are short of time for.
+//   - avx512vnni (avx512) has products of quantised rows with 512 bits.
+//   - avx512bf16 (avx512vnni) has attention over bfloat16 with AVX512_BF16.
+//   - amx (avx512bf16) has 8-bit and 4-bit products of many rows and attention over bfloat16 in tiles, for which the
+//     operating system is asked.
+//   - neon (portable), on arm64, needs the dot product instructions.
+//   - i8mm (neon), on arm64, has 8-bit and 4-bit products of two rows and more with matrix instructions. It was never
+//     timed and is used only where it is named.
 func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
 
 // vectorSets are the sets of vector instructions that this machine can run.

@@ -8,7 +8,6 @@ import (
 	"github.com/klauspost/cpuid/v2"
 	"golang.org/x/sys/cpu"
 
-	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/pack"
 )
 
@@ -499,30 +498,48 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 			}
 			dst, ld := output(y, line, j, cols, out[:])
 			ahead, stride := fetch(bytes, (block/4+1)*blocks, call, calls, j+TileN >= n)
-			from, scale, sum := codes.at(line, 0), &x.Scale[line], sums.at(line, 0)
-			switch long := block != BlockK; {
-			case t == avx512vnni && long:
-				q4x128Rows512(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale)
-			case t == avx512vnni:
-				q4Rows512(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale)
-			case t == avxvnni && long:
-				q4x128RowsVNNI(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
-					4*sums.Stride)
-			case t == avxvnni:
-				q4RowsVNNI(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
-					4*sums.Stride)
-			case long:
-				q4x128Rows256(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
-					4*sums.Stride)
-			default:
-				q4Rows256(rows, dst, 4*ld, from, codes.Stride, full, tail, tile, ahead, stride, scale, sum,
-					4*sums.Stride)
-			}
+			t.callQ4(block, q4Call{
+				rows: rows, blocks: full, y: dst, ldy: 4 * ld,
+				x: codes.at(line, 0), ldx: codes.Stride, tail: tail, w: tile, ahead: ahead, stride: stride,
+				scale: &x.Scale[line], sums: sums.at(line, 0), ldsums: 4 * sums.Stride,
+			})
 			if cols < TileN {
 				copyColumns(y, line, j, cols, rows, out[:])
 			}
 			line += rows
 		}
+	}
+}
+
+// q4Call are the arguments of a kernel that multiplies rows with a tile of 4-bit weights. Distances are in bytes. A kernel
+// has those that it needs.
+type q4Call struct {
+	rows, blocks  int
+	y             *float32
+	x, tail, w    *uint8
+	panel         *uint8 // unpacked blocks, of kernels of panels
+	scale         *float32
+	sums          *int32 // of activations, which kernels of 512 bits do not need
+	ldy, ldx      int
+	ldsums        int
+	ahead, stride int // of prefetches
+}
+
+// callQ4 calls the kernel for a tier and a length of blocks.
+func (t tier) callQ4(block int, c q4Call) {
+	switch long := block != BlockK; {
+	case t == avx512vnni && long:
+		q4x128Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale)
+	case t == avx512vnni:
+		q4Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale)
+	case t == avxvnni && long:
+		q4x128RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+	case t == avxvnni:
+		q4RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+	case long:
+		q4x128Rows256(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+	default:
+		q4Rows256(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
 	}
 }
 
@@ -550,17 +567,15 @@ const (
 // all rows. Kernels add to y, which starts at zero, and the last call of a tile multiplies by
 // the scales.
 func matMulQ4Panels(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
-	codes := x.Codes
-	long := block != BlockK
-	panelBlock := TileN*block + 8*TileN // bytes of an unpacked block
 	var space [panelBytes + cacheLine]byte
-	panel := space[-mem.Address(space[:])&(cacheLine-1):] // crossing lines costs a third of the speed
-	var last [mostPanel * pack.Block128]uint8             // the k%block last activations of each row
+	var last [mostPanel * pack.Block128]uint8
 	for i := range last {
 		last[i] = 128
 	}
-	blocks, full, step := (k+block-1)/block, k/block, panelBytes/panelBlock
-	calls := (m + mostPanel - 1) / mostPanel
+	product := panelProduct{
+		y: y, x: x, w: w, m: m, k: k, block: block, panel: aligned(space[:]), last: last[:],
+	}
+	blocks, step := (k+block-1)/block, panelBytes/panelBlockBytes(block)
 	at := 0
 	for j := 0; j < n; j += TileN {
 		for row := range m {
@@ -568,47 +583,72 @@ func matMulQ4Panels(block int, y Matrix[float32], x Quantised, w []byte, m, k, n
 		}
 		for index := 0; index < blocks; index += step {
 			count := min(step, blocks-index)
-			whole := min(count, full-index) // blocks with all activations: all, or all but the last
-			if long {
-				q4x128Unpack512(&panel[0], &w[at], count)
-			} else {
-				q4Unpack512(&panel[0], &w[at], count)
-			}
-			next := at + count*q4BlockBytes(block)
-			for row, call := 0, 0; row < m; call++ {
-				rows := share(m-row, mostPanel)
-				ahead, stride := fetch(count*q4BlockBytes(block), block/4*count, call, calls, next == len(w))
-				var scale, wholeScale *float32
-				if index+count == blocks {
-					scale = &x.Scale[row]
-				}
-				if whole == count {
-					wholeScale = scale
-				}
-				out, pitch := y.at(row, j), 4*y.Stride
-				if whole > 0 {
-					from, ldx := codes.at(row, index*block), codes.Stride
-					if long {
-						q4x128Panel512(rows, out, pitch, from, ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
-					} else {
-						q4Panel512(rows, out, pitch, from, ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
-					}
-				}
-				// the last block, with padded activations
-				if whole < count {
-					for i := range rows {
-						copy(last[block*i:block*(i+1)], codes.row(row+i, k)[full*block:])
-					}
-					rest := &panel[whole*panelBlock]
-					if long {
-						q4x128Panel512(rows, out, pitch, &last[0], block, 1, rest, &w[at], 0, 0, scale)
-					} else {
-						q4Panel512(rows, out, pitch, &last[0], block, 1, rest, &w[at], 0, 0, scale)
-					}
-				}
-				row += rows
-			}
-			at = next
+			product.add(j, at, index, count, index+count == blocks)
+			at += count * q4BlockBytes(block)
 		}
+	}
+}
+
+// panelBlockBytes is the size of an unpacked block.
+func panelBlockBytes(block int) int { return TileN*block + 8*TileN }
+
+// panelProduct is the product of rows with 4-bit weights, a panel of unpacked blocks after the other.
+type panelProduct struct {
+	y     Matrix[float32]
+	x     Quantised
+	w     []byte
+	m, k  int
+	block int     // weights that share a scale
+	panel []byte  // crossing cache lines costs a third of the speed
+	last  []uint8 // room for the k%block last activations of each row, padded
+}
+
+// add unpacks count blocks at byte at of w, which begin at the block index, and adds their products to the columns from
+// j on. With the last blocks of a tile it multiplies by the scales.
+func (p *panelProduct) add(j, at, index, count int, last bool) {
+	if p.block != BlockK {
+		q4x128Unpack512(&p.panel[0], &p.w[at], count)
+	} else {
+		q4Unpack512(&p.panel[0], &p.w[at], count)
+	}
+	whole := min(count, p.k/p.block-index) // blocks with all activations: all, or all but the last
+	bytes := count * q4BlockBytes(p.block)
+	calls := (p.m + mostPanel - 1) / mostPanel
+	for row, call := 0, 0; row < p.m; call++ {
+		rows := share(p.m-row, mostPanel)
+		ahead, stride := fetch(bytes, p.block/4*count, call, calls, at+bytes == len(p.w))
+		var scale, wholeScale *float32
+		if last {
+			scale = &p.x.Scale[row]
+		}
+		if whole == count {
+			wholeScale = scale
+		}
+		codes, out := p.x.Codes, p.y.at(row, j)
+		if whole > 0 {
+			p.call(q4Call{
+				rows: rows, blocks: whole, y: out, ldy: 4 * p.y.Stride, x: codes.at(row, index*p.block), ldx: codes.Stride,
+				panel: &p.panel[0], w: &p.w[at], ahead: ahead, stride: stride, scale: wholeScale,
+			})
+		}
+		if whole < count {
+			for i := range rows {
+				copy(p.last[p.block*i:p.block*(i+1)], codes.row(row+i, p.k)[p.k/p.block*p.block:])
+			}
+			p.call(q4Call{
+				rows: rows, blocks: 1, y: out, ldy: 4 * p.y.Stride, x: &p.last[0], ldx: p.block,
+				panel: &p.panel[whole*panelBlockBytes(p.block)], w: &p.w[at], scale: scale,
+			})
+		}
+		row += rows
+	}
+}
+
+// call calls the kernel for a length of blocks.
+func (p *panelProduct) call(c q4Call) {
+	if p.block != BlockK {
+		q4x128Panel512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.panel, c.w, c.ahead, c.stride, c.scale)
+	} else {
+		q4Panel512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.panel, c.w, c.ahead, c.stride, c.scale)
 	}
 }

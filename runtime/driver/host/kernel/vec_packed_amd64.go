@@ -28,39 +28,44 @@ func packRows(dst []byte, x Matrix[uint8], m, k, block, g int) {
 		whole = k &^ (cacheLine - 1)
 	}
 	for pos := 0; pos < whole; pos += packPart {
-		for q := 0; q < rows; q += 4 {
+		for quad := 0; quad < rows; quad += 4 {
 			// the last four rows, some of them again, where rows is no multiple of 4
-			q := min(q, rows-4)
-			packBlocks512(&dst[pos/block*size+4*q], pitch, x.at(q, pos), x.Stride, min(packPart, whole-pos)/cacheLine)
+			from := min(quad, rows-4)
+			packBlocks512(&dst[pos/block*size+4*from], pitch, x.at(from, pos), x.Stride,
+				min(packPart, whole-pos)/cacheLine)
 		}
 	}
 	// the blocks that packBlocks512 cannot write: one of all k, of 128, or the rest
 	for pos := whole; pos < k; pos += block {
-		dst, end := dst[pos/block*size:][:size], min(k, pos+block)
-		whole := pos + (end-pos)&^(cacheLine-1)
-		var sums [mostPacked]int32
-		for part := pos; part < whole; part += packPart {
-			for quad := 0; quad < rows; quad += 4 {
-				var head [4]int32
-				from := min(quad, rows-4)
-				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, x.at(from, part), x.Stride,
-					min(packPart, whole-part)/cacheLine, &head[0])
-				// rows packed twice count once
-				for i := quad; i < from+4; i++ {
-					sums[i] += head[i-from]
-				}
+		packBlock(dst[pos/block*size:][:size], x, rows, pos, min(k, pos+block))
+	}
+}
+
+// packBlock packs the activations pos..end-1 of some rows as one block.
+func packBlock(dst []byte, x Matrix[uint8], rows, pos, end int) {
+	pitch, whole := 4*rows, pos+(end-pos)&^(cacheLine-1)
+	var sums [mostPacked]int32
+	for part := pos; part < whole; part += packPart {
+		for quad := 0; quad < rows; quad += 4 {
+			var head [4]int32
+			from := min(quad, rows-4)
+			packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, x.at(from, part), x.Stride,
+				min(packPart, whole-part)/cacheLine, &head[0])
+			// rows packed twice count once
+			for i := quad; i < from+4; i++ {
+				sums[i] += head[i-from]
 			}
 		}
-		rest := dst[pitch+(whole-pos)*rows:]
-		clear(rest)
-		for i := range rows {
-			sum := sums[i]
-			for j, value := range x.row(i, k)[whole:end] {
-				rest[j/4*pitch+4*i+j%4] = value ^ 0x80
-				sum -= 128 * (int32(value) - 128)
-			}
-			binary.LittleEndian.PutUint32(dst[4*i:], uint32(sum))
+	}
+	rest := dst[pitch+(whole-pos)*rows:]
+	clear(rest)
+	for i := range rows {
+		sum := sums[i]
+		for j, value := range x.row(i, end)[whole:] {
+			rest[j/4*pitch+4*i+j%4] = value ^ 0x80
+			sum -= 128 * (int32(value) - 128)
 		}
+		binary.LittleEndian.PutUint32(dst[4*i:], uint32(sum))
 	}
 }
 
@@ -126,57 +131,87 @@ func packedQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 // for all groups of a pass; float sums collect in scratch, and the last part scales them into y.
 func packedQ4(block int, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	m, k := x.M, x.K
-	row, blocks := packedRow(k, block), (k+block-1)/block
-	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
+	blocks, bytes := (k+block-1)/block, q4BlockBytes(block)
 	mustBePacked(x, scratch, block)
 	y.mustHold(m, n)
 	_ = w[(n+TileN-1)/TileN*blocks*bytes-1]
-	panel := scratch[:spreadMost]
-	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*packedPassRows(row)])
+	var out packedTile
+	product := packedProduct{
+		y: y, x: x, w: w, n: n, block: block, row: packedRow(k, block), panel: scratch[:spreadMost], out: &out,
+	}
+	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*packedPassRows(product.row)])
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
-	step := spreadMost / panelBlock
-	var out packedTile
-	packedPasses(m, row, func(g0, g1 int) {
-		first, _ := groupRows(m, g0)
+	product.sums = sums
+
+	step := spreadMost / (TileN*block + 4*TileN) // blocks of a part
+	packedPasses(m, product.row, func(g0, g1 int) {
+		product.pass(g0, g1)
 		at := 0
 		for j := 0; j < n; j += TileN {
-			cols := min(TileN, n-j)
-			last, rows := groupRows(m, g1-1)
-			clear(sums[:(last+rows-first)*TileN])
+			clear(sums[:product.rows*TileN])
 			for index := 0; index < blocks; index += step {
 				count := min(step, blocks-index)
-				if block == BlockK {
-					q4Spread512(&panel[0], &w[at], count)
-				} else {
-					q4x128Spread512(&panel[0], &w[at], count)
-				}
-				next := at + count*bytes
-				for group := g0; group < g1; group++ {
-					line, rows := groupRows(m, group)
-					dst, ld := output(y, line, j, cols, out[:])
-					var scale *float32
-					if index+count == blocks {
-						scale = &x.Scale[line]
-					}
-					ahead, stride := fetch(count*bytes, block/32*count, group-g0, g1-g0, next == len(w))
-					from := &x.Bytes[line*row+index*(4+block)*rows]
-					if block == BlockK {
-						q4Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead,
-							stride, scale)
-					} else {
-						q4x128Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at],
-							ahead, stride, scale)
-					}
-					if cols < TileN && scale != nil {
-						copyColumns(y, line, j, cols, rows, out[:])
-					}
-				}
-				at = next
+				product.add(j, at, index, count, index+count == blocks)
+				at += count * bytes
 			}
 		}
 	})
+}
+
+// packedProduct is the product of groups of packed rows with 4-bit weights.
+type packedProduct struct {
+	y     Matrix[float32]
+	x     PackedRows
+	w     []byte
+	n     int
+	block int // weights that share a scale
+	row   int // bytes of a packed row
+
+	panel []byte      // unpacked blocks of a part
+	sums  []float32   // of the rows of the pass
+	out   *packedTile // room for the results of a tile that has columns beyond those of y
+
+	// the pass: groups g0..g1-1, their first row and the number of their rows
+	g0, g1, first, rows int
+}
+
+// pass sets the groups of a pass.
+func (p *packedProduct) pass(g0, g1 int) {
+	p.g0, p.g1 = g0, g1
+	p.first, _ = groupRows(p.x.M, g0)
+	last, rows := groupRows(p.x.M, g1-1)
+	p.rows = last + rows - p.first
+}
+
+// add unpacks count blocks at byte at of w, which begin at the block index, and adds their products to the sums of the
+// columns from j on. With the last blocks of a tile it makes results of the sums.
+func (p *packedProduct) add(j, at, index, count int, last bool) {
+	if p.block == BlockK {
+		q4Spread512(&p.panel[0], &p.w[at], count)
+	} else {
+		q4x128Spread512(&p.panel[0], &p.w[at], count)
+	}
+	bytes, cols := count*q4BlockBytes(p.block), min(TileN, p.n-j)
+	for group := p.g0; group < p.g1; group++ {
+		line, rows := groupRows(p.x.M, group)
+		dst, ld := output(p.y, line, j, cols, p.out[:])
+		var scale *float32
+		if last {
+			scale = &p.x.Scale[line]
+		}
+		ahead, stride := fetch(bytes, p.block/32*count, group-p.g0, p.g1-p.g0, at+bytes == len(p.w))
+		from, sums := &p.x.Bytes[line*p.row+index*(4+p.block)*rows], &p.sums[(line-p.first)*TileN]
+		if p.block == BlockK {
+			q4Packed512(rows, dst, 4*ld, sums, from, count, &p.panel[0], &p.w[at], ahead, stride, scale)
+		} else {
+			q4x128Packed512(rows, dst, 4*ld, sums, from, count, &p.panel[0], &p.w[at], ahead, stride, scale)
+		}
+		if cols < TileN && last {
+			copyColumns(p.y, line, j, cols, rows, p.out[:])
+		}
+	}
 }
 
 // packRowsF32 interleaves the rows of group g: one element of each row, then the next ones.
@@ -188,10 +223,10 @@ func packRowsF32(dst []float32, x Matrix[float32], m, k, g int) {
 	dst, x = dst[row*k:(row+rows)*k], x.From(row, 0)
 	whole := k &^ 15
 	for pos := 0; pos < whole; pos += packPart / 4 {
-		for q := 0; q < rows; q += 4 {
-			q := min(q, rows-4)
-			to, vectors := &mem.Bytes(dst[pos*rows+q:])[0], min(packPart/4, whole-pos)/16
-			packFloats512(to, 4*rows, x.at(q, pos), 4*x.Stride, vectors)
+		for quad := 0; quad < rows; quad += 4 {
+			from := min(quad, rows-4)
+			to, vectors := &mem.Bytes(dst[pos*rows+from:])[0], min(packPart/4, whole-pos)/16
+			packFloats512(to, 4*rows, x.at(from, pos), 4*x.Stride, vectors)
 		}
 	}
 	for i := range rows {

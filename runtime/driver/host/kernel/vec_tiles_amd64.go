@@ -12,7 +12,7 @@ import (
 
 // The set amx multiplies packed rows in tiles (see gen/amx.go): products of 8-bit weights are here, those of 4-bit weights
 // in vec_tiles_nibbles_amd64.go, attention over bfloat16 in vec_tiles_attention_amd64.go. Few rows, float32 and
-// everything else are functions of avx512bf16, from the same weights. Integer products have the same bits.
+// everything else are functions of avx512bf16, from the same weights, and products have the same bits as there.
 const (
 	tileRows = 16 // rows of a tile
 	tileK    = 64 // bytes of one of its rows
