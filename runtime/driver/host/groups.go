@@ -256,56 +256,82 @@ func (d *dispatcher) refused(token int) error {
 // collect gathers the rows of a token's experts, wherever they are, and sums them with the kernel of Combine, so that
 // the result has the same bits as if no group had computed any.
 func (b *builder) collect() step {
-	exe, operator, set, output := b.e, b.op, b.e.p.set, b.out[0]
+	operator := b.op
 	count := len(operator.Groups.List())
-	groups, others := b.in[:count], b.in[count:]
-	var rest *operand
+	c := collector{
+		exe: b.e, fan: operator.Fan, columns: operator.N, most: operator.Groups.Rows(), groups: b.in[:count],
+		output: b.out[0],
+	}
+	others := b.in[count:]
 	if operator.Sent > 0 {
-		rest, others = others[0], others[1:]
+		c.rest, others = others[0], others[1:]
 	}
-	places, weights := others[0], others[1]
-	most := operator.Groups.Rows()
-	exe.need.local = max(exe.need.local, operator.Fan*operator.N)
-	// computed is what was computed of a row of a token, nil: nothing
-	computed := func(token, i int) []float32 {
-		at := int(places.i32[token*places.ld+i])
-		if at < 0 {
-			if rest == nil {
-				return nil
-			}
-			return rest.f32[(token*operator.Fan+i)*rest.ld:][:operator.N]
-		}
-		for _, group := range groups {
-			if at < group.value.Rows {
-				return group.f32[at*group.ld:][:operator.N]
-			}
-			at -= group.value.Rows
-		}
-		return nil
-	}
-	step := b.byRows(3*operator.Fan*operator.N, func(worker, r0, r1 int) {
-		gathered := exe.have.mine(worker)[:operator.Fan*operator.N]
+	c.places, c.weights = others[0], others[1]
+	c.exe.need.local = max(c.exe.need.local, c.fan*c.columns)
+	step := b.byRows(3*c.fan*c.columns, func(worker, r0, r1 int) {
 		for token := r0; token < r1; token++ {
-			for _, at := range places.i32[token*places.ld:][:operator.Fan] {
-				if int(at) >= most {
-					exe.refuse(token)
-					return
-				}
+			if !c.valid(token) {
+				c.exe.refuse(token)
+				return
 			}
-			for i := range operator.Fan {
-				to := gathered[i*operator.N:][:operator.N]
-				if from := computed(token, i); from != nil {
-					copy(to, from)
-				} else {
-					clear(to)
-				}
-			}
-			set.Combine(output.from(token, 0), kernel.Rows(gathered, operator.N), weights.from(token, 0),
-				1, operator.Fan, operator.N)
+			c.sum(worker, token)
 		}
 	})
 	step.refused = func(int) error {
-		return fmt.Errorf("a row has a place beyond the %d rows of the groups", most)
+		return fmt.Errorf("a row has a place beyond the %d rows of the groups", c.most)
 	}
 	return step
+}
+
+// collector is the step collect: places are where the rows of a token's experts are, counted over all groups. A negative
+// place is a row that no group computed; rest, if any, has what was computed of it.
+type collector struct {
+	exe                     *executable
+	fan, columns, most      int // rows of a token, columns of a row, rows of all groups
+	groups                  []*operand
+	rest                    *operand
+	places, weights, output *operand
+}
+
+// valid reports whether the groups have the rows of a token.
+func (c *collector) valid(token int) bool {
+	for _, at := range c.places.i32[token*c.places.ld:][:c.fan] {
+		if int(at) >= c.most {
+			return false
+		}
+	}
+	return true
+}
+
+// sum sums the weighted rows of a token. What was not computed counts as zero.
+func (c *collector) sum(worker, token int) {
+	gathered := c.exe.have.mine(worker)[:c.fan*c.columns]
+	for i := range c.fan {
+		to := gathered[i*c.columns:][:c.columns]
+		if from := c.computed(token, i); from != nil {
+			copy(to, from)
+		} else {
+			clear(to)
+		}
+	}
+	c.exe.p.set.Combine(c.output.from(token, 0), kernel.Rows(gathered, c.columns), c.weights.from(token, 0),
+		1, c.fan, c.columns)
+}
+
+// computed is what was computed of a row of a token, nil: nothing.
+func (c *collector) computed(token, i int) []float32 {
+	at := int(c.places.i32[token*c.places.ld+i])
+	if at < 0 {
+		if c.rest == nil {
+			return nil
+		}
+		return c.rest.f32[(token*c.fan+i)*c.rest.ld:][:c.columns]
+	}
+	for _, group := range c.groups {
+		if at < group.value.Rows {
+			return group.f32[at*group.ld:][:c.columns]
+		}
+		at -= group.value.Rows
+	}
+	return nil
 }

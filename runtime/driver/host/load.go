@@ -267,28 +267,8 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 		}
 	}
 	for i := range e.operands {
-		operand := &e.operands[i]
-		switch {
-		case operand.input >= 0:
-			if err := e.view(operand, &bindings.In[operand.input], "input"); err != nil {
-				return err
-			}
-			if operand.out < 0 {
-				break
-			}
-			// computed in place: both bindings must be the same memory
-			address, ld := mem.Address(operand.raw), operand.ld
-			if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
-				return err
-			}
-			if mem.Address(operand.raw) != address || operand.ld != ld {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
-					operand.value.Name)
-			}
-		case operand.out >= 0:
-			if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
-				return err
-			}
+		if err := e.bindOperand(&e.operands[i], bindings); err != nil {
+			return err
 		}
 	}
 	if e.KV == "" {
@@ -302,6 +282,29 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 		return err
 	}
 	return e.v.hold(values, &bindings.V, "v")
+}
+
+// bindOperand makes the view of an operand current, if it is an input or an output. One that is both is computed in
+// place: both bindings must be the same memory.
+func (e *executable) bindOperand(operand *operand, bindings *driver.Bindings) error {
+	if operand.input < 0 && operand.out < 0 {
+		return nil
+	}
+	if operand.input < 0 {
+		return e.view(operand, &bindings.Out[operand.out], "output")
+	}
+	if err := e.view(operand, &bindings.In[operand.input], "input"); err != nil || operand.out < 0 {
+		return err
+	}
+	address, ld := mem.Address(operand.raw), operand.ld
+	if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
+		return err
+	}
+	if mem.Address(operand.raw) != address || operand.ld != ld {
+		return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
+			operand.value.Name)
+	}
+	return nil
 }
 
 // hold makes one cache of all sequences current.

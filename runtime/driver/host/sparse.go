@@ -373,10 +373,24 @@ func choose(out []int32, scores []float32, from, to, count int, own []float32) {
 	if err != nil {
 		panic("BUG: scratch is not aligned: " + err.Error())
 	}
-	keys = keys[:to-from]
+	least, equal := smallestChosen(keys[:to-from], scores[from:to], count)
+	for i, score := range scores[from:to] {
+		key := order(score)
+		out[next] = int32(from + i) // stays if the score is chosen
+		next += int((uint64(least) - uint64(key)) >> 63)
+		if key == least && equal > 0 {
+			next++
+			equal--
+		}
+	}
+}
+
+// smallestChosen returns the order of the smallest of the count largest scores, and how many of those that are equal to
+// it are chosen. keys is room for as many as there are scores.
+func smallestChosen(keys []uint32, scores []float32, count int) (least uint32, equal int) {
 	const rest = 21 // bits that are not counted by
 	var counts [1 << (32 - rest)]int32
-	for i, score := range scores[from:to] {
+	for i, score := range scores {
 		key := order(score)
 		keys[i] = key
 		counts[key>>rest]++
@@ -392,21 +406,13 @@ func choose(out []int32, scores []float32, from, to, count int, own []float32) {
 			few = append(few, key)
 		}
 	}
-	least := nthLargest(few, left)
+	least = nthLargest(few, left)
 	for _, key := range few {
 		if key > least {
 			left--
 		}
 	}
-	for i, score := range scores[from:to] {
-		key := order(score)
-		out[next] = int32(from + i) // stays if the score is chosen
-		next += int((uint64(least) - uint64(key)) >> 63)
-		if key == least && left > 0 {
-			next++
-			left--
-		}
-	}
+	return least, left
 }
 
 // order maps float32 to integers that order alike, every NaN above infinity and both zeros equal.

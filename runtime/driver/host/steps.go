@@ -92,61 +92,85 @@ func (b *builder) byGroups(perRow int, f func(worker, group, r0, r1 int)) step {
 
 // chain makes one step of several that work on the same rows, or on the same groups of heads. A
 // worker takes a block of rows through all of them while it is in its cache, and work is handed out
-// once instead of several times. Task t is block t%blocks of group t/blocks, or everything where
-// that is little.
+// once instead of several times.
 func (e *executable) chain(steps []step) step {
-	workers, first := len(e.p.cores), steps[0]
-	perRow, fan, groups := 0, first.rows.fan, max(1, first.rows.groups)
+	first := steps[0]
+	chain := chained{exe: e, steps: steps, fan: first.rows.fan, groups: max(1, first.rows.groups)}
 	for _, step := range steps {
-		perRow += step.rows.perRow
+		chain.perRow += step.rows.perRow
 	}
-	var rows, block, blocks int
-	var whole bool // there is one task
-	first.plan = func(tokens int) int {
-		rows = tokens * fan
-		if whole = workers == 1 || groups > 1 && rows*perRow < 2*minTask; whole {
-			return 1
-		}
-		block = max(1, (rows*groups+workers*tasksPerWorker-1)/(workers*tasksPerWorker),
-			(minTask*groups+perRow-1)/perRow)
-		blocks = (rows + block - 1) / block
-		return blocks * groups
-	}
-	first.prepare = func(tokens int) {
-		e.blame.Store(math.MaxInt64)
-		for i := range steps {
-			if steps[i].prepare != nil {
-				steps[i].prepare(tokens)
-			}
-		}
-	}
-	part := func(worker, group, r0, r1 int) {
-		for i := range steps {
-			steps[i].rows.compute(worker, group, r0, r1)
-			// Only this step refuses these rows, and of groups the same step for another one: one of a chain does.
-			if bad := e.bad.Load(); steps[i].refused != nil && int64(r0) <= bad && bad < int64(r1) {
-				lower(&e.blame, bad*int64(len(steps))+int64(i))
-				return
-			}
-		}
-	}
-	first.task = func(worker, t int) {
-		if !whole {
-			part(worker, t/blocks, t%blocks*block, min(rows, (t%blocks+1)*block))
-			return
-		}
-		for group := range groups {
-			part(worker, group, 0, rows)
-		}
-	}
-	if len(steps) == 1 {
-		return first
-	}
-	first.refused = func(row int) error {
-		step := &steps[e.blame.Load()%int64(len(steps))]
-		return fmt.Errorf("in its %s: %w", e.graph.Nodes[step.node].Op.Kind, step.refused(row))
+	first.plan, first.prepare, first.task = chain.plan, chain.prepare, chain.task
+	if len(steps) > 1 {
+		first.refused = chain.refused
 	}
 	return first
+}
+
+// chained is several steps as one. Task t is block t%blocks of group t/blocks, or everything where
+// that is little.
+type chained struct {
+	exe         *executable
+	steps       []step
+	fan, groups int
+	perRow      int // operations of a row in all steps and groups
+
+	// of the current call
+	rows, block, blocks int
+	whole               bool // there is one task
+}
+
+// plan divides the rows of a call, and returns the number of tasks.
+func (c *chained) plan(tokens int) int {
+	workers := len(c.exe.p.cores)
+	c.rows = tokens * c.fan
+	if c.whole = workers == 1 || c.groups > 1 && c.rows*c.perRow < 2*minTask; c.whole {
+		return 1
+	}
+	c.block = max(1, (c.rows*c.groups+workers*tasksPerWorker-1)/(workers*tasksPerWorker),
+		(minTask*c.groups+c.perRow-1)/c.perRow)
+	c.blocks = (c.rows + c.block - 1) / c.block
+	return c.blocks * c.groups
+}
+
+// prepare prepares all steps.
+func (c *chained) prepare(tokens int) {
+	c.exe.blame.Store(math.MaxInt64)
+	for i := range c.steps {
+		if c.steps[i].prepare != nil {
+			c.steps[i].prepare(tokens)
+		}
+	}
+}
+
+// task executes a task.
+func (c *chained) task(worker, t int) {
+	if !c.whole {
+		from := t % c.blocks * c.block
+		c.part(worker, t/c.blocks, from, min(c.rows, from+c.block))
+		return
+	}
+	for group := range c.groups {
+		c.part(worker, group, 0, c.rows)
+	}
+}
+
+// part takes the rows [r0,r1) of a group through all steps, as far as none refuses one of them.
+func (c *chained) part(worker, group, r0, r1 int) {
+	exe := c.exe
+	for i := range c.steps {
+		c.steps[i].rows.compute(worker, group, r0, r1)
+		// Only this step refuses these rows, and of groups the same step for another one: one of a chain does.
+		if bad := exe.bad.Load(); c.steps[i].refused != nil && int64(r0) <= bad && bad < int64(r1) {
+			lower(&exe.blame, bad*int64(len(c.steps))+int64(i))
+			return
+		}
+	}
+}
+
+// refused returns the error of the step that refused a row.
+func (c *chained) refused(row int) error {
+	step := &c.steps[c.exe.blame.Load()%int64(len(c.steps))]
+	return fmt.Errorf("in its %s: %w", c.exe.graph.Nodes[step.node].Op.Kind, step.refused(row))
 }
 
 // build makes the step of a node, after comparing its weights with what the operator wants.
@@ -638,25 +662,7 @@ func (b *builder) packed() (*packed, error) {
 		return nil, nil
 	}
 	if !operator.Scheme.QuantisedRows() {
-		if set.PackRowsF32 == nil {
-			return nil, nil
-		}
-		product := &packed{bytes: 4 * operator.M * operator.K, pack: func(x *operand, r0, rows, group int) {
-			set.PackRowsF32(exe.have.pack[r0*operator.K:], x.from(r0, 0), rows, operator.K, group)
-		}}
-		if operator.Scheme == op.A32W16 {
-			// Weights are views, not copies: at counts bytes, so it is halved or quartered.
-			values, err := mem.View[uint16](weight)
-			product.multiply = func(y kernel.Matrix[float32], r0, at int, _ []byte, m, n int) {
-				set.PackedBF16(y, exe.have.pack[r0*operator.K:], values[at/2:], m, operator.K, n)
-			}
-			return product, err
-		}
-		values, err := mem.View[float32](weight)
-		product.multiply = func(y kernel.Matrix[float32], r0, at int, _ []byte, m, n int) {
-			set.PackedF32(y, exe.have.pack[r0*operator.K:], values[at/4:], m, operator.K, n)
-		}
-		return product, err
+		return b.packedFloats()
 	}
 	if set.PackRows == nil || operator.Scheme.FewRows() {
 		return nil, nil
@@ -684,6 +690,30 @@ func (b *builder) packed() (*packed, error) {
 			multiply(y, rows, weight[at:], scratch, n)
 		},
 	}, nil
+}
+
+// packedFloats is packed for float32 rows.
+func (b *builder) packedFloats() (*packed, error) {
+	exe, operator, set, weight := b.e, b.op, b.e.p.set, b.w[0].Bytes
+	if set.PackRowsF32 == nil {
+		return nil, nil
+	}
+	product := &packed{bytes: 4 * operator.M * operator.K, pack: func(x *operand, r0, rows, group int) {
+		set.PackRowsF32(exe.have.pack[r0*operator.K:], x.from(r0, 0), rows, operator.K, group)
+	}}
+	if operator.Scheme == op.A32W16 {
+		// Weights are views, not copies: at counts bytes, so it is halved or quartered.
+		values, err := mem.View[uint16](weight)
+		product.multiply = func(y kernel.Matrix[float32], r0, at int, _ []byte, m, n int) {
+			set.PackedBF16(y, exe.have.pack[r0*operator.K:], values[at/2:], m, operator.K, n)
+		}
+		return product, err
+	}
+	values, err := mem.View[float32](weight)
+	product.multiply = func(y kernel.Matrix[float32], r0, at int, _ []byte, m, n int) {
+		set.PackedF32(y, exe.have.pack[r0*operator.K:], values[at/4:], m, operator.K, n)
+	}
+	return product, err
 }
 
 // rows returns the rows of x from r on, with their scales and sums from place p of the scratch.
