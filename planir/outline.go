@@ -17,74 +17,101 @@ import (
 //
 // Times are milliseconds in the first part and microseconds beside decisions; memory is in bytes.
 func Outline(plan *Plan) (string, error) {
-	var text strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
-	heading := func(title string) { line("\n%s", title) }
-
-	line("%s on %s%s", plan.Model.Name, plan.SoC.Name, prefixed(", from ", plan.SoC.Times()))
-	line("context %d, cache %s%s", plan.MaxContext, plan.KV, prefixed(", folds ", strings.Join(plan.Folds, " ")))
-	if plan.Attention != nil {
-		line("%s", plan.Attention.Text())
-		for i := range plan.Attention.Pipelines {
-			line("%s", plan.Attention.Pipelines[i].Text())
-		}
-	}
-	for i := range plan.Shadows {
-		line("shadow outliers of %s: %s", plan.Shadows[i].Node, plan.Shadows[i].LayersText())
-	}
-	for _, entry := range plan.Outliers {
-		line("outliers of %s@%d: %d channels at once", entry.Node, entry.Rows, entry.Channels)
-	}
-	for _, sum := range plan.hotByWeight() {
-		line("hot rows of %s: %d in %d layers", sum.weight, sum.rows, sum.layers)
-	}
-	if sources := outlineSources(plan); sources != "" {
-		line("decisions by source: %s", sources)
-	}
-
-	heading(outlineTimes)
-	for i := range plan.Predictions {
-		line("%s", plan.Predictions[i].outline())
-	}
-	if drafts := plan.Drafts; drafts != nil {
-		_, ns := drafts.Best(drafts.Acceptance, drafts.Tokens)
-		line("drafts of %d tokens, acceptance %.3f: %s ms a token, plain %s", drafts.Tokens, drafts.Acceptance,
-			thousandths(int64(ns)/1e3), thousandths(drafts.PlainNS/1e3))
-	}
-	heading("problems")
-	for i := range plan.Solver {
-		solve := &plan.Solver[i]
-		line("%s: %s, objective %d %s, bound %d %s, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,
-			plan.UnitOf(solve), solve.BoundNS, plan.UnitOf(solve), solve.Choices)
-	}
-	for _, quality := range plan.Quality {
-		line("mean KL of %s: %.6f%s", quality.Phase, quality.KL, prefixed(" of at most ", positive(quality.MaxKL)))
-	}
+	var text outlineText
+	text.model(plan)
+	text.heading(outlineTimes)
+	text.times(plan)
+	text.heading("problems")
+	text.problems(plan)
 	if plan.Memory != nil {
-		heading(outlineMemory)
+		text.heading(outlineMemory)
 		for _, line := range plan.Memory.outline() {
 			text.WriteString(line + "\n")
 		}
 	}
-	heading(outlineDecisions)
+	text.heading(outlineDecisions)
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
-		line("%s@%d: %s %s%s, %s us", decision.Node, decision.Rows, decision.Strategy, decision.ShareText(),
+		text.line("%s@%d: %s %s%s, %s us", decision.Node, decision.Rows, decision.Strategy, decision.ShareText(),
 			prefixed(" in ", string(decision.Scheme)), thousandths(decision.PredictNS))
 	}
+	text.heading("digests")
+	if err := text.digests(plan); err != nil {
+		return "", err
+	}
+	return text.String(), nil
+}
 
-	heading("digests")
+// outlineText is an outline as far as it is written. Each method writes a part of it.
+type outlineText struct{ strings.Builder }
+
+// line writes a line.
+func (o *outlineText) line(format string, args ...any) { fmt.Fprintf(o, format+"\n", args...) }
+
+// heading begins a part.
+func (o *outlineText) heading(title string) { o.line("\n%s", title) }
+
+// model writes what the plan is for, and what it decides for the whole model.
+func (o *outlineText) model(plan *Plan) {
+	o.line("%s on %s%s", plan.Model.Name, plan.SoC.Name, prefixed(", from ", plan.SoC.Times()))
+	o.line("context %d, cache %s%s", plan.MaxContext, plan.KV, prefixed(", folds ", strings.Join(plan.Folds, " ")))
+	if plan.Attention != nil {
+		o.line("%s", plan.Attention.Text())
+		for i := range plan.Attention.Pipelines {
+			o.line("%s", plan.Attention.Pipelines[i].Text())
+		}
+	}
+	for i := range plan.Shadows {
+		o.line("shadow outliers of %s: %s", plan.Shadows[i].Node, plan.Shadows[i].LayersText())
+	}
+	for _, entry := range plan.Outliers {
+		o.line("outliers of %s@%d: %d channels at once", entry.Node, entry.Rows, entry.Channels)
+	}
+	for _, sum := range plan.hotByWeight() {
+		o.line("hot rows of %s: %d in %d layers", sum.weight, sum.rows, sum.layers)
+	}
+	if sources := outlineSources(plan); sources != "" {
+		o.line("decisions by source: %s", sources)
+	}
+}
+
+// times writes the predictions, and what drafts make of them.
+func (o *outlineText) times(plan *Plan) {
+	for i := range plan.Predictions {
+		o.line("%s", plan.Predictions[i].outline())
+	}
+	if drafts := plan.Drafts; drafts != nil {
+		_, ns := drafts.Best(drafts.Acceptance, drafts.Tokens)
+		o.line("drafts of %d tokens, acceptance %.3f: %s ms a token, plain %s", drafts.Tokens, drafts.Acceptance,
+			thousandths(int64(ns)/1e3), thousandths(drafts.PlainNS/1e3))
+	}
+}
+
+// problems writes what the solver found, and the quality that was measured.
+func (o *outlineText) problems(plan *Plan) {
+	for i := range plan.Solver {
+		solve := &plan.Solver[i]
+		o.line("%s: %s, objective %d %s, bound %d %s, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,
+			plan.UnitOf(solve), solve.BoundNS, plan.UnitOf(solve), solve.Choices)
+	}
+	for _, quality := range plan.Quality {
+		o.line("mean KL of %s: %.6f%s", quality.Phase, quality.KL, prefixed(" of at most ", positive(quality.MaxKL)))
+	}
+}
+
+// digests writes what stands for everything that has no line.
+func (o *outlineText) digests(plan *Plan) error {
 	program, err := json.Marshal(plan.Program)
 	if err != nil {
-		return "", fmt.Errorf("outline of a plan: %w", err)
+		return fmt.Errorf("outline of a plan: %w", err)
 	}
 	whole, err := Digest(plan)
 	if err != nil {
-		return "", err
+		return err
 	}
 	sum := sha256.Sum256(program)
-	line("program %s\nplan %s", hex.EncodeToString(sum[:]), whole)
-	return text.String(), nil
+	o.line("program %s\nplan %s", hex.EncodeToString(sum[:]), whole)
+	return nil
 }
 
 // outlineSources counts the decisions of each source, the strongest first: "measured 38, extrapolated 3".

@@ -214,36 +214,10 @@ func CompilerFacts(
 func askCompiler(
 	ctx context.Context, compiler driver.GroupCompiler, target *socs.Target, said *record.Facts, seed uint64,
 ) error {
-	rows := said.Rows
-	if rows == nil {
-		rows = []int{said.Op.M}
-	}
-	var pieces []driver.Piece
-	for i, count := range rows {
-		operator := *said.Op
-		operator.M = count
-		piece := driver.Piece{Name: fmt.Sprintf("graph%d", i), Graph: op.Single(operator, op.OnnxLayout)}
-		// All numbers of rows share the weights: one binary holds them once.
-		if i > 0 {
-			piece.Weights = pieces[0].Weights
-		} else {
-			for _, spec := range piece.Graph.Weights {
-				bytes, err := pack.Bytes(spec)
-				if err != nil {
-					return fmt.Errorf("weights of %q: %w", operator.Key(), err)
-				}
-				region, err := mem.Alloc(int(bytes), 64)
-				if err != nil {
-					return fmt.Errorf("weights of %q: %w", operator.Key(), err)
-				}
-				defer region.Close()
-				if err := pack.Pack(region.Bytes(), spec, noise{spec, seed}); err != nil {
-					return fmt.Errorf("weights of %q: %w", operator.Key(), err)
-				}
-				piece.Weights = append(piece.Weights, driver.Packed{Spec: spec, Bytes: region.Bytes()[:bytes:bytes]})
-			}
-		}
-		pieces = append(pieces, piece)
+	pieces, free, err := piecesOf(said, seed)
+	defer free()
+	if err != nil {
+		return err
 	}
 	began := time.Now()
 	got, err := compiler.CompileGroup(ctx, pieces, driver.Target{Proc: said.Proc, Options: target.Options()})
@@ -273,6 +247,56 @@ func askCompiler(
 		said.Bytes += int64(len(got.Shared))
 	}
 	return nil
+}
+
+// piecesOf makes a graph for each number of rows. All of them share the weights: one binary holds them once. free closes
+// the memory of the weights, also after an error.
+func piecesOf(said *record.Facts, seed uint64) (pieces []driver.Piece, free func(), err error) {
+	rows := said.Rows
+	if rows == nil {
+		rows = []int{said.Op.M}
+	}
+	var regions []*mem.Region
+	free = func() {
+		for _, region := range slices.Backward(regions) {
+			region.Close()
+		}
+	}
+	var weights []driver.Packed
+	for i, count := range rows {
+		operator := *said.Op
+		operator.M = count
+		piece := driver.Piece{Name: fmt.Sprintf("graph%d", i), Graph: op.Single(operator, op.OnnxLayout)}
+		if i == 0 {
+			for _, spec := range piece.Graph.Weights {
+				packed, region, err := noiseWeight(spec, seed)
+				if err != nil {
+					return nil, free, fmt.Errorf("weights of %q: %w", operator.Key(), err)
+				}
+				regions = append(regions, region)
+				weights = append(weights, packed)
+			}
+		}
+		piece.Weights = weights
+		pieces = append(pieces, piece)
+	}
+	return pieces, free, nil
+}
+
+// noiseWeight packs pseudo-random numbers.
+func noiseWeight(spec op.WeightSpec, seed uint64) (driver.Packed, *mem.Region, error) {
+	bytes, err := pack.Bytes(spec)
+	if err != nil {
+		return driver.Packed{}, nil, err
+	}
+	region, err := mem.Alloc(int(bytes), 64)
+	if err != nil {
+		return driver.Packed{}, nil, err
+	}
+	if err := pack.Pack(region.Bytes(), spec, noise{spec, seed}); err != nil {
+		return driver.Packed{}, nil, errors.Join(err, region.Close())
+	}
+	return driver.Packed{Spec: spec, Bytes: region.Bytes()[:bytes:bytes]}, region, nil
 }
 
 // noise is a matrix of pseudo-random values in -1/16..1/16 that do not repeat, because a compiler

@@ -3,6 +3,7 @@ package profiler
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -25,40 +26,12 @@ func HeldOut(
 	if err := list.want(model, want); err != nil {
 		return nil, err
 	}
-	// group the sampled numbers of rows by processor and operator
-	type shape struct {
-		proc string
-		op   op.Op // of no rows
-	}
-	of := func(first *Request) shape {
-		other := shape{first.What.Proc, *first.What.Op}
-		other.op.M = 0
-		return other
-	}
-	sampled := map[shape][]int{}
-	var shapes []Request
-	for _, request := range requests {
-		if request.What.Kind != record.Op || !request.What.Op.HasScheme() || len(request.What.Concurrent) > 0 {
-			continue
-		}
-		own := of(&request)
-		if sampled[own] == nil {
-			shapes = append(shapes, request)
-		}
-		sampled[own] = append(sampled[own], request.What.Op.M)
-	}
-	// Only whole weights that are sampled over rows: parts and the head are measured at one or two.
-	var whole []Request
-	for _, request := range shapes {
-		if len(sampled[of(&request)]) > 3 {
-			whole = append(whole, request)
-		}
-	}
+	sampled, whole := sampledRows(requests)
 	if count > 0 && len(whole) == 0 {
 		return nil, diag.New(diag.ClassInput, "hold out %d operators: no weight is sampled at more than "+
 			"three row counts", count)
 	}
-	// draw, and reject what lies near a sample
+
 	rng := rand.New(rand.NewPCG(seed, 0x68656c64))
 	for tries := 0; len(list.requests) < count; tries++ {
 		if tries > 1000*count {
@@ -67,19 +40,53 @@ func HeldOut(
 				len(list.requests))
 		}
 		request := whole[rng.IntN(len(whole))]
-		operator := *request.What.Op
-		near := false
 		rows := 1 + rng.IntN(min(512, list.largest()))
-		for _, count := range sampled[of(&request)] {
-			near = near || math.Abs(float64(rows-count)) <= heldOutMargin*float64(count)
-		}
+		near := slices.ContainsFunc(sampled[productShapeOf(&request)], func(sample int) bool {
+			return math.Abs(float64(rows-sample)) <= heldOutMargin*float64(sample)
+		})
 		if near {
 			continue
 		}
+		operator, what := *request.What.Op, request.What
 		operator.M = rows
-		what := request.What
 		what.Op, what.HeldOut = &operator, true
 		list.add(priorityBase, what)
 	}
 	return list.requests, nil
+}
+
+// productShape is a processor and an operator of no rows.
+type productShape struct {
+	processor string
+	operator  op.Op
+}
+
+// productShapeOf returns the shape of a request.
+func productShapeOf(request *Request) productShape {
+	shape := productShape{request.What.Proc, *request.What.Op}
+	shape.operator.M = 0
+	return shape
+}
+
+// sampledRows returns the sampled numbers of rows of each shape, and a request of each shape that is sampled over rows.
+// Those are whole weights: parts and the head are measured at one or two numbers.
+func sampledRows(requests []Request) (sampled map[productShape][]int, whole []Request) {
+	sampled = map[productShape][]int{}
+	var first []Request
+	for _, request := range requests {
+		if request.What.Kind != record.Op || !request.What.Op.HasScheme() || len(request.What.Concurrent) > 0 {
+			continue
+		}
+		shape := productShapeOf(&request)
+		if sampled[shape] == nil {
+			first = append(first, request)
+		}
+		sampled[shape] = append(sampled[shape], request.What.Op.M)
+	}
+	for _, request := range first {
+		if len(sampled[productShapeOf(&request)]) > 3 {
+			whole = append(whole, request)
+		}
+	}
+	return sampled, whole
 }

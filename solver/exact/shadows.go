@@ -30,18 +30,7 @@ func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Lim
 	}
 
 	count := len(posed.Groups)
-	spare := make([]int64, count+1) // of the limit, once the groups in front have used least
-	spare[0] = posed.Max
-	bound := int64(0)
-	for i := range posed.Groups {
-		least, cheapest := int64(math.MaxInt64), int64(math.MaxInt64)
-		for _, option := range posed.Groups[i].Options {
-			least, cheapest = min(least, option.Use), min(cheapest, option.Cost)
-		}
-		spare[i+1] = spare[i] - least
-		bound += cheapest
-	}
-
+	spare, bound := shadowLimits(posed)
 	behind := make([][]shadowState, count+1)
 	behind[count] = []shadowState{{}}
 	proved := true
@@ -79,16 +68,37 @@ func (Engine) Shadows(ctx context.Context, posed *problem.Shadows, _ problem.Lim
 		out.Bound, out.Status = bound, problem.Feasible
 	}
 
-	room := shadowState{target.cost, posed.Max}
+	out.Options = walkShadows(posed, behind, target.cost)
+	return out, nil
+}
+
+// shadowLimits returns what is left of the limit in front of each group, once the groups before it have used least, and
+// the sum of the cheapest options.
+func shadowLimits(posed *problem.Shadows) (spare []int64, bound int64) {
+	spare = append(spare, posed.Max)
+	for i := range posed.Groups {
+		least, cheapest := int64(math.MaxInt64), int64(math.MaxInt64)
+		for _, option := range posed.Groups[i].Options {
+			least, cheapest = min(least, option.Use), min(cheapest, option.Cost)
+		}
+		spare = append(spare, spare[i]-least)
+		bound += cheapest
+	}
+	return spare, bound
+}
+
+// walkShadows returns the first options that make up a cost, given the states behind each group.
+func walkShadows(posed *problem.Shadows, behind [][]shadowState, cost int64) (options []int) {
+	room := shadowState{cost, posed.Max}
 	for i := range posed.Groups {
 		at := slices.IndexFunc(posed.Groups[i].Options, func(option problem.ShadowOption) bool {
 			return completes(behind[i+1], room.cost-option.Cost, room.use-option.Use)
 		})
-		out.Options = append(out.Options, at)
+		options = append(options, at)
 		room.cost -= posed.Groups[i].Options[at].Cost
 		room.use -= posed.Groups[i].Options[at].Use
 	}
-	return out, nil
+	return options
 }
 
 // undominated sorts states by cost, and keeps those that use less than all cheaper ones.

@@ -2,8 +2,10 @@ package catalog
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
@@ -25,12 +27,8 @@ const maxText = 8 << 20
 // Construct writes a model whose attention uses 8192 tokens of context: with the tokenizer of the model directory from,
 // and word pairs counted in the first half of a text. The other half is written beside it.
 func Construct(ctx context.Context, ui *cli.Streams, from, text, out string, seed uint64) error {
-	if err := wholefile.WritableDirectory(out); err != nil {
+	if err := emptyDirectory(out); err != nil {
 		return err
-	}
-	if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 {
-		return diag.New(diag.ClassInput, "construct model %q: the directory is not empty", out).
-			WithHint("remove it, or give another one")
 	}
 	model, err := models.Open(from)
 	if err != nil {
@@ -45,6 +43,7 @@ func Construct(ctx context.Context, ui *cli.Streams, from, text, out string, see
 		return diag.New(diag.ClassInput, "construct model %q: %q has no tokenizer", out, from).
 			WithHint("give the directory of a model with tokenizer.json")
 	}
+
 	encoder, err := tokenizer.New(files["tokenizer"], files["config"], model.BOS)
 	if err != nil {
 		return err
@@ -62,26 +61,18 @@ func Construct(ctx context.Context, ui *cli.Streams, from, text, out string, see
 	if err != nil {
 		return err
 	}
-	eos := -1
-	if len(model.EOS) > 0 {
-		eos = model.EOS[0]
-	}
+
 	if err := ctx.Err(); err != nil {
 		return diag.New(diag.ClassInterrupted, "construct model %q: %w", out, err)
 	}
 	err = wholefile.Directory(out, func(dir string) error {
-		for _, file := range []struct {
-			name string
-			data []byte
-		}{{"tokenizer.json", files["tokenizer"]}, {"tokenizer_config.json", files["config"]}, {UnseenName, unseen}} {
-			if len(file.data) == 0 {
-				continue
-			}
-			if err := wholefile.Write(filepath.Join(dir, file.name), file.data); err != nil {
-				return err
-			}
+		beside := map[string][]byte{
+			"tokenizer.json": files["tokenizer"], "tokenizer_config.json": files["config"], UnseenName: unseen,
 		}
-		return induction.Write(dir, tensors, induction.Config(model.Vocab, model.BOS, eos))
+		if err := writeFiles(dir, beside); err != nil {
+			return err
+		}
+		return induction.Write(dir, tensors, induction.Config(model.Vocab, model.BOS, endOf(model)))
 	})
 	if err != nil {
 		return diag.New(diag.ClassOr(err, diag.ClassIO), "construct model %q: %w", out, err)
@@ -89,6 +80,39 @@ func Construct(ctx context.Context, ui *cli.Streams, from, text, out string, see
 	ui.Printf("%s: constructed for %d tokens of context, from %d tokens of %s; the rest of it is %s\n", out,
 		induction.MaxContext, len(ids), text, UnseenName)
 	return ui.Result(map[string]any{"dir": out, "context": induction.MaxContext, "counted_tokens": len(ids), "seed": seed})
+}
+
+// emptyDirectory refuses a directory that cannot be written to, or that holds files already.
+func emptyDirectory(out string) error {
+	if err := wholefile.WritableDirectory(out); err != nil {
+		return err
+	}
+	if entries, err := os.ReadDir(out); err == nil && len(entries) > 0 {
+		return diag.New(diag.ClassInput, "construct model %q: the directory is not empty", out).
+			WithHint("remove it, or give another one")
+	}
+	return nil
+}
+
+// writeFiles writes files by their names, but for those without content.
+func writeFiles(dir string, files map[string][]byte) error {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if len(files[name]) == 0 {
+			continue
+		}
+		if err := wholefile.Write(filepath.Join(dir, name), files[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endOf is the token that ends a text of the model, or -1.
+func endOf(model *models.Model) int {
+	if len(model.EOS) == 0 {
+		return -1
+	}
+	return model.EOS[0]
 }
 
 // split divides a text at the end of a line.

@@ -226,9 +226,29 @@ func (r *recipe) compile(ctx context.Context, program *program, source, temp, ou
 	for _, dir := range slices.Concat([]string{program.Dir}, program.Include, r.Include) {
 		flags = append(flags, "-I"+filepath.Join(source, dir))
 	}
-	objects := make([]string, len(files))
+	objects, err := compileObjects(ctx, temp, made, files, flags)
+	if err != nil {
+		return err
+	}
+	args := append([]string{"-o", filepath.Join(out, program.Name)}, objects...)
+	args = append(args, "-L"+out)
+	for _, lib := range r.Link {
+		args = append(args, "-l:"+lib)
+	}
+	if err := command(ctx, temp, "g++", append(args, "-lpthread", "-Wl,-rpath,$ORIGIN")...); err != nil {
+		return err
+	}
+	if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); errors.Is(err, errCannotStart) {
+		return err
+	}
+	return nil
+}
+
+// compileObjects compiles files to objects in the folder made. The first error ends the rest.
+func compileObjects(ctx context.Context, temp, made string, files, flags []string) (objects []string, err error) {
+	objects = make([]string, len(files))
 	failed := make([]error, len(files))
-	compiling, stop := context.WithCancel(ctx) // the first error ends the rest
+	compiling, stop := context.WithCancel(ctx)
 	defer stop()
 	var compilers sync.WaitGroup
 	free := make(chan struct{}, runtime.NumCPU())
@@ -251,21 +271,7 @@ func (r *recipe) compile(ctx context.Context, program *program, source, temp, ou
 		})
 	}
 	compilers.Wait()
-	if err := errors.Join(failed...); err != nil {
-		return err
-	}
-	args := append([]string{"-o", filepath.Join(out, program.Name)}, objects...)
-	args = append(args, "-L"+out)
-	for _, lib := range r.Link {
-		args = append(args, "-l:"+lib)
-	}
-	if err := command(ctx, temp, "g++", append(args, "-lpthread", "-Wl,-rpath,$ORIGIN")...); err != nil {
-		return err
-	}
-	if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); errors.Is(err, errCannotStart) {
-		return err
-	}
-	return nil
+	return objects, errors.Join(failed...)
 }
 
 // files returns the paths of what a program is compiled from, patterns resolved.

@@ -232,60 +232,80 @@ func (o *options) generateAll(
 				return prefix.restore(control, sequence, j.ids)
 			}}
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	out := bufio.NewWriter(ui.Out)
-	var unwritten error
-	result := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
-	// answers before next are printed; ended says which later ones wait for their turn
-	ended, next := make([]bool, len(jobs)), 0
-	var failed []error
-	show := func(i int) {
-		generated := &result.Answers[i]
-		switch {
-		case generated.Error != "":
-			ui.Warnf("prompt %s: %s", generated.ID, generated.Error)
-			return
-		case generated.Full:
-			ui.Notef("prompt %s: the context of %d positions is full", generated.ID, machine.Plan().MaxContext)
-		}
-		if ui.JSON {
-			return
-		}
-		text := jobs[i].text + generated.Text
-		if tok == nil {
-			text = strings.Trim(strings.ReplaceAll(fmt.Sprint(generated.Tokens), " ", ","), "[]")
-		}
-		fmt.Fprintf(out, "[%s] %s\n", generated.ID, text)
-		if unwritten = out.Flush(); unwritten != nil {
-			cancel() // the answers to come would be lost, too
-		}
+	answers := answerList{
+		ui: ui, machine: machine, tok: tok, jobs: jobs, out: bufio.NewWriter(ui.Out), cancel: cancel,
+		batch: batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}, ended: make([]bool, len(jobs)),
 	}
 	began := time.Now()
-	_, err := machine.GenerateBatch(ctx, requests, func(i int, outcome *executor.Outcome) {
-		answer := answerOf(&jobs[i], outcome, machine, tok)
-		if outcome.Err != nil { // does not stop the others; the command fails at the end
-			failed = append(failed, fmt.Errorf("prompt %s: %w", answer.ID, outcome.Err))
-		}
-		result.Tokens += len(outcome.Tokens)
-		result.Answers[i], ended[i] = answer, true
-		for ; next < len(jobs) && ended[next]; next++ {
-			show(next)
-		}
-	})
-	if unwritten != nil {
-		return notWritten(unwritten)
+	_, err := machine.GenerateBatch(ctx, requests, answers.add)
+	if answers.unwritten != nil {
+		return notWritten(answers.unwritten)
 	}
 	if err != nil {
 		return err
 	}
-	result.Seconds = time.Since(began).Seconds()
+	answers.batch.Seconds = time.Since(began).Seconds()
 	if o.steps {
 		printSteps(ui, machine.Stats())
 	}
-	if err := ui.Result(result); err != nil || len(failed) == 0 {
+	if err := ui.Result(answers.batch); err != nil || len(answers.failed) == 0 {
 		return err
 	}
-	return diag.New(diag.ClassOf(failed[0]), "%d of %d prompts could not be answered: %w", len(failed), len(jobs),
-		failed[0])
+	return diag.New(diag.ClassOf(answers.failed[0]), "%d of %d prompts could not be answered: %w", len(answers.failed),
+		len(jobs), answers.failed[0])
+}
+
+// answerList collects the answers of generateAll and prints them in the order of the prompts.
+type answerList struct {
+	ui      *cli.Streams
+	machine *executor.Machine
+	tok     tokenizer.Tokenizer
+	jobs    []job
+	out     *bufio.Writer
+	cancel  func() // ends the answers to come
+
+	batch     batch
+	ended     []bool // which answers are there
+	next      int    // answers before this one are printed
+	failed    []error
+	unwritten error
+}
+
+// add takes an answer. A failed one does not stop the others; the command fails at the end.
+func (l *answerList) add(i int, outcome *executor.Outcome) {
+	answer := answerOf(&l.jobs[i], outcome, l.machine, l.tok)
+	if outcome.Err != nil {
+		l.failed = append(l.failed, fmt.Errorf("prompt %s: %w", answer.ID, outcome.Err))
+	}
+	l.batch.Tokens += len(outcome.Tokens)
+	l.batch.Answers[i], l.ended[i] = answer, true
+	for ; l.next < len(l.jobs) && l.ended[l.next]; l.next++ {
+		l.show(l.next)
+	}
+}
+
+// show prints an answer.
+func (l *answerList) show(i int) {
+	answer := &l.batch.Answers[i]
+	switch {
+	case answer.Error != "":
+		l.ui.Warnf("prompt %s: %s", answer.ID, answer.Error)
+		return
+	case answer.Full:
+		l.ui.Notef("prompt %s: the context of %d positions is full", answer.ID, l.machine.Plan().MaxContext)
+	}
+	if l.ui.JSON {
+		return
+	}
+	text := l.jobs[i].text + answer.Text
+	if l.tok == nil {
+		text = strings.Trim(strings.ReplaceAll(fmt.Sprint(answer.Tokens), " ", ","), "[]")
+	}
+	fmt.Fprintf(l.out, "[%s] %s\n", answer.ID, text)
+	if l.unwritten = l.out.Flush(); l.unwritten != nil {
+		l.cancel() // the answers to come would be lost, too
+	}
 }

@@ -322,13 +322,19 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 			math.Ceil(measuring.seconds(loads)/60), cli.Count(len(loads), "load"), cli.Count(options.Rounds, "round"),
 			len(scheduler.Policies))
 	}
+	return measuring.all(ctx, &predicted, loads)
+}
+
+// all measures and simulates each load, and prints both. The simulation takes what the server took while the load was
+// measured.
+func (b *bench) all(ctx context.Context, predicted *planir.Plan, loads []load) error {
 	var reports, others []*Report
 	for _, load := range loads {
-		measured, before, err := measuring.measure(ctx, &load)
+		measured, before, err := b.measure(ctx, &load)
 		if err != nil {
 			return err
 		}
-		simulated, err := simulateAll(ctx, &predicted, load.trace, options, overheadsOf(before))
+		simulated, err := simulateAll(ctx, predicted, load.trace, b.options, overheadsOf(before))
 		if err != nil {
 			return err
 		}
@@ -338,7 +344,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		}
 		others = append(others, before...)
 	}
-	return options.showMeasured(ui, reports, others)
+	return b.options.showMeasured(b.ui, reports, others)
 }
 
 // showMeasured prints what was measured and simulated of all loads, and what the server took with other requests.
