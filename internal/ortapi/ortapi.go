@@ -313,12 +313,8 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	if o.Threads == 0 {
 		o.Threads = 1
 	}
-	if o.Threads < 1 || o.Threads > 1024 {
-		return nil, usage("%d threads, want 1 to 1024", o.Threads)
-	}
-	// The caller's thread is the first of the pool and pinned by the caller.
-	if o.Cores != nil && len(o.Cores) != o.Threads-1 {
-		return nil, usage("%d cores for the pool's own threads, want %d for %d threads", len(o.Cores), o.Threads-1, o.Threads)
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -335,47 +331,78 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 		return nil, err
 	}
 	defer native.Call(l.fn[fnReleaseThreadingOptions], opts.p)
-	// Sessions have no threads of their own: all share this pool, which executes one operator at a time, and its
-	// threads spin while they wait, since the next operator comes within microseconds.
-	err := l.check("set size of the thread pool", native.Call(l.fn[fnSetGlobalIntraOpNumThreads], opts.p, uintptr(o.Threads)))
-	if err == nil {
-		err = l.check("set size of the thread pool", native.Call(l.fn[fnSetGlobalInterOpNumThreads], opts.p, 1))
-	}
-	if err == nil {
-		err = l.check("let threads spin", native.Call(l.fn[fnSetGlobalSpinControl], opts.p, 1))
-	}
-	if err == nil && len(o.Cores) > 0 {
-		var b []byte
-		if b, err = affinity(o.Cores); err == nil {
-			err = l.check("pin threads", native.Call(l.fn[fnSetGlobalIntraOpThreadAffinity], opts.p, uintptr(unsafe.Pointer(&b[0]))))
-		}
-	}
-	if err != nil {
+	if err := l.setThreads(opts.p, o); err != nil {
 		return nil, err
 	}
 	id, _ := native.CString("hetc")
-	var env, memory out
+	var env out
 	status := native.Call(l.fn[fnCreateEnvWithGlobalThreadPools], logFatal, uintptr(unsafe.Pointer(&id[0])), opts.p, uintptr(unsafe.Pointer(&env.p)))
 	if err := l.check("make environment", status); err != nil {
 		return nil, err
 	}
 	e := &Env{lib: l, p: env.p, threads: o.Threads, refs: 1}
-	err = l.check("turn telemetry off", native.Call(l.fn[fnDisableTelemetryEvents], env.p))
-	if err == nil {
-		err = l.check("describe memory", native.Call(l.fn[fnCreateCPUMemoryInfo], allocatorDevice, memTypeDefault, uintptr(unsafe.Pointer(&memory.p))))
-	}
-	if err == nil {
-		if err = e.shareArena(); err != nil {
-			native.Call(l.fn[fnReleaseMemoryInfo], memory.p)
-		}
-	}
-	if err != nil {
+	if err := e.prepare(); err != nil {
 		native.Call(l.fn[fnReleaseEnv], env.p)
 		return nil, err
 	}
-	e.memory = memory.p
 	l.env = true
 	return e, nil
+}
+
+// check refuses options that the library would take without a word. The caller's thread is the first of the pool and
+// pinned by the caller.
+func (o *EnvOptions) check() error {
+	if o.Threads < 1 || o.Threads > 1024 {
+		return usage("%d threads, want 1 to 1024", o.Threads)
+	}
+	if o.Cores != nil && len(o.Cores) != o.Threads-1 {
+		return usage("%d cores for the pool's own threads, want %d for %d threads", len(o.Cores), o.Threads-1, o.Threads)
+	}
+	return nil
+}
+
+// setThreads describes the pool in the thread options. Sessions have no threads of their own: all share this pool, which
+// executes one operator at a time, and its threads spin while they wait, since the next operator comes within
+// microseconds.
+func (l *Library) setThreads(opts uintptr, o EnvOptions) error {
+	if err := l.check("set size of the thread pool",
+		native.Call(l.fn[fnSetGlobalIntraOpNumThreads], opts, uintptr(o.Threads))); err != nil {
+		return err
+	}
+	if err := l.check("set size of the thread pool", native.Call(l.fn[fnSetGlobalInterOpNumThreads], opts, 1)); err != nil {
+		return err
+	}
+	if err := l.check("let threads spin", native.Call(l.fn[fnSetGlobalSpinControl], opts, 1)); err != nil {
+		return err
+	}
+	if len(o.Cores) == 0 {
+		return nil
+	}
+	cores, err := affinity(o.Cores)
+	if err != nil {
+		return err
+	}
+	return l.check("pin threads",
+		native.Call(l.fn[fnSetGlobalIntraOpThreadAffinity], opts, uintptr(unsafe.Pointer(&cores[0]))))
+}
+
+// prepare turns telemetry off and describes the environment's memory. After an error nothing of that is left.
+func (e *Env) prepare() error {
+	l := e.lib
+	if err := l.check("turn telemetry off", native.Call(l.fn[fnDisableTelemetryEvents], e.p)); err != nil {
+		return err
+	}
+	var memory out
+	if err := l.check("describe memory", native.Call(l.fn[fnCreateCPUMemoryInfo], allocatorDevice, memTypeDefault,
+		uintptr(unsafe.Pointer(&memory.p)))); err != nil {
+		return err
+	}
+	if err := e.shareArena(); err != nil {
+		native.Call(l.fn[fnReleaseMemoryInfo], memory.p)
+		return err
+	}
+	e.memory = memory.p
+	return nil
 }
 
 // shareArena gives the sessions of the environment one allocator for what their graphs need in a call, which keeps what

@@ -127,19 +127,8 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 		return err
 	}
 	defer free()
-	for _, i := range o.Initializers {
-		name, err := cstring("initializer", i.Name)
-		if err != nil {
-			return err
-		}
-		if i.Value == nil || i.Value.p == 0 {
-			return usage("initializer %q has no value", i.Name)
-		}
-		if err := l.check("add initializer "+strconv.Quote(i.Name),
-			native.Call(l.fn[fnAddInitializer], opts, uintptr(unsafe.Pointer(&name[0])), i.Value.p)); err != nil {
-			return err
-		}
-		s.values = append(s.values, i.Value)
+	if err := s.initialise(opts, o.Initializers); err != nil {
+		return err
 	}
 	const what = "create session"
 	var status uintptr
@@ -171,6 +160,26 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 	s.p = session.p
 	if len(o.Initializers) > 0 {
 		trim()
+	}
+	return nil
+}
+
+// initialise adds initializers to the options of a session.
+func (s *Session) initialise(opts uintptr, initializers []Initializer) error {
+	l := s.env.lib
+	for _, initializer := range initializers {
+		name, err := cstring("initializer", initializer.Name)
+		if err != nil {
+			return err
+		}
+		if initializer.Value == nil || initializer.Value.p == 0 {
+			return usage("initializer %q has no value", initializer.Name)
+		}
+		if err := l.check("add initializer "+strconv.Quote(initializer.Name),
+			native.Call(l.fn[fnAddInitializer], opts, uintptr(unsafe.Pointer(&name[0])), initializer.Value.p)); err != nil {
+			return err
+		}
+		s.values = append(s.values, initializer.Value)
 	}
 	return nil
 }

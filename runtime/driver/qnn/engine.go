@@ -134,46 +134,65 @@ func (l *local) load(_ context.Context, wanted program) (id int, err error) {
 	if loaded.b, err = loaded.s.NewBinding(); err != nil {
 		return 0, err
 	}
-	// both sides: the operands are the program's, each with memory and a tensor of its own
-	for _, side := range []struct {
-		want []onnx.Value
-		got  []ortapi.IO
-		to   *[]*mem.Region
-		bind func(string, *ortapi.Value) error
-	}{{wanted.In, loaded.s.Inputs, &loaded.in, loaded.b.BindInput},
-		{wanted.Out, loaded.s.Outputs, &loaded.out, loaded.b.BindOutput}} {
-		if len(side.got) != len(side.want) {
-			return 0, diag.New(diag.ClassRun, "the library sees %d operands, want %d", len(side.got), len(side.want))
-		}
-		for i, value := range side.want {
-			if got := side.got[i]; got.Name != value.Name || got.Type != ortapi.ElementType(value.Type) ||
-				!slices.Equal(got.Shape, value.Dims) {
-				return 0, diag.New(diag.ClassRun,
-					"the library takes operand %d as %q of type %v %v, want %q of type %v %v", i, got.Name, got.Type,
-					got.Shape, value.Name, ortapi.ElementType(value.Type), value.Dims)
-			}
-			bytes := ortapi.ElementType(value.Type).Bytes()
-			for _, dim := range value.Dims {
-				bytes *= dim // of a parsed model and a valid graph: no overflow
-			}
-			region, err := mem.Alloc(int(bytes), driver.Align)
-			if err != nil {
-				return 0, err
-			}
-			*side.to = append(*side.to, region)
-			tensor, err := l.env.NewTensor(region.Bytes(), ortapi.ElementType(value.Type), value.Dims)
-			if err != nil {
-				return 0, err
-			}
-			loaded.values = append(loaded.values, tensor)
-			if err := side.bind(value.Name, tensor); err != nil {
-				return 0, err
-			}
-		}
+	if err := l.bind(loaded, inputs(wanted, loaded)); err != nil {
+		return 0, err
+	}
+	if err := l.bind(loaded, outputs(wanted, loaded)); err != nil {
+		return 0, err
 	}
 	l.next++
 	l.sessions[l.next] = loaded
 	return l.next, nil
+}
+
+// operandSide is the operands of a program on one side, inputs or outputs: as the program has them and as the library sees them.
+type operandSide struct {
+	want    []onnx.Value
+	got     []ortapi.IO
+	regions *[]*mem.Region
+	bind    func(string, *ortapi.Value) error
+}
+
+// inputs and outputs are the sides of a program and its session.
+func inputs(wanted program, loaded *session) operandSide {
+	return operandSide{wanted.In, loaded.s.Inputs, &loaded.in, loaded.b.BindInput}
+}
+
+func outputs(wanted program, loaded *session) operandSide {
+	return operandSide{wanted.Out, loaded.s.Outputs, &loaded.out, loaded.b.BindOutput}
+}
+
+// bind gives each operand of a side memory and a tensor of its own, and refuses operands that are not the program's.
+func (l *local) bind(loaded *session, operands operandSide) error {
+	if len(operands.got) != len(operands.want) {
+		return diag.New(diag.ClassRun, "the library sees %d operands, want %d", len(operands.got), len(operands.want))
+	}
+	for i, value := range operands.want {
+		element := ortapi.ElementType(value.Type)
+		if got := operands.got[i]; got.Name != value.Name || got.Type != element || !slices.Equal(got.Shape, value.Dims) {
+			return diag.New(diag.ClassRun,
+				"the library takes operand %d as %q of type %v %v, want %q of type %v %v", i, got.Name, got.Type,
+				got.Shape, value.Name, element, value.Dims)
+		}
+		bytes := element.Bytes()
+		for _, dim := range value.Dims {
+			bytes *= dim // of a parsed model and a valid graph: no overflow
+		}
+		region, err := mem.Alloc(int(bytes), driver.Align)
+		if err != nil {
+			return err
+		}
+		*operands.regions = append(*operands.regions, region)
+		tensor, err := l.env.NewTensor(region.Bytes(), element, value.Dims)
+		if err != nil {
+			return err
+		}
+		loaded.values = append(loaded.values, tensor)
+		if err := operands.bind(value.Name, tensor); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // placed refuses a session in which the provider did not take the compiled graph, or in which the

@@ -77,38 +77,8 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 	if err != nil {
 		return nil, err
 	}
-	if err := artifact.Matches(&model.graph); err != nil {
+	if err := p.accept(&artifact, model); err != nil {
 		return nil, err
-	}
-	for i, node := range model.graph.Nodes {
-		if err := supports(p.caps, node.Op); err != nil {
-			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
-		}
-	}
-	// What the artifact says of itself is compared first; the library is asked last, and on a device alone.
-	if err := model.token.match(p.soc, p.arch, p.engine.about().Backend.API); err != nil {
-		return nil, err
-	}
-	switch {
-	case model.shared && p.caps.Emulated:
-		return nil, diag.New(diag.ClassInput,
-			"its binary holds the weights of several graphs, which the emulator cannot load").
-			WithHint("hetc emit --for-emulator writes the bundle with a binary for each graph")
-	case model.shared != (len(artifact.Shared) > 0):
-		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes",
-			map[bool]string{true: "shared", false: "its own"}[model.shared], len(artifact.Shared))
-	}
-	if !p.caps.Emulated {
-		fits, err := p.engine.compatible(model.token.text)
-		if err != nil {
-			return nil, err
-		}
-		if fits == ortapi.Unsupported {
-			return nil, diag.New(diag.ClassInput,
-				"it was compiled for %s with SDK %s (%q), which the library says this device does not load",
-				socName(model.token.soc), model.token.sdk, model.token.text).
-				WithHint("emit the bundle for this SoC: hetc emit --target NAME")
-		}
 	}
 	graph := &model.graph
 	exe := &executable{p: p, m: model, most: [2][]float32{largest(graph, graph.Inputs), largest(graph, graph.Outputs)}}
@@ -128,6 +98,45 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 	}
 	p.loaded[exe] = true
 	return exe, nil
+}
+
+// accept refuses what this processor does not compute or load. What the artifact says of itself is compared first; the
+// library is asked last, and on a device alone.
+func (p *processor) accept(artifact *driver.Artifact, model *model) error {
+	if err := artifact.Matches(&model.graph); err != nil {
+		return err
+	}
+	for i, node := range model.graph.Nodes {
+		if err := supports(p.caps, node.Op); err != nil {
+			return fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
+		}
+	}
+	if err := model.token.match(p.soc, p.arch, p.engine.about().Backend.API); err != nil {
+		return err
+	}
+	switch {
+	case model.shared && p.caps.Emulated:
+		return diag.New(diag.ClassInput,
+			"its binary holds the weights of several graphs, which the emulator cannot load").
+			WithHint("hetc emit --for-emulator writes the bundle with a binary for each graph")
+	case model.shared != (len(artifact.Shared) > 0):
+		return diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes",
+			map[bool]string{true: "shared", false: "its own"}[model.shared], len(artifact.Shared))
+	case p.caps.Emulated:
+		return nil
+	}
+
+	fits, err := p.engine.compatible(model.token.text)
+	if err != nil {
+		return err
+	}
+	if fits == ortapi.Unsupported {
+		return diag.New(diag.ClassInput,
+			"it was compiled for %s with SDK %s (%q), which the library says this device does not load",
+			socName(model.token.soc), model.token.sdk, model.token.text).
+			WithHint("emit the bundle for this SoC: hetc emit --target NAME")
+	}
+	return nil
 }
 
 // stage writes the artifact's model beside its shared binary, in a folder that no other user can
