@@ -86,41 +86,46 @@ func New(
 			return run(cmd.Context(), ui, args[0], &given, cmd.Flags().Changed, drivers)
 		},
 	}
-	flags := cmd.Flags()
-	given.terms.Register(flags)
-	given.terms.RegisterCopy(flags)
-	flags.StringVar(&given.prompt, "prompt", "", "text to continue")
-	flags.StringVar(&given.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
-	flags.BoolVar(&given.chat, "chat", false,
-		"the prompt is a message: write it by the model's chat template, and answer")
-	flags.StringVar(&given.system, "system", "", "system message in front, under --chat")
-	flags.StringVar(&given.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
-	flags.StringVar(&given.prompts, "prompts", "",
-		"file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
-	flags.StringVar(&given.tokens, "tokens", "", "token ids to continue, separated by commas")
-	flags.IntVar(&given.maxTokens, "max-tokens", 64, "most tokens to generate")
-	flags.Float64Var(&given.sampler.Temperature, "temperature", 0, "0 is greedy")
-	flags.IntVar(&given.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
-	flags.Float64Var(&given.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
-	flags.Uint64Var(&given.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
-	flags.BoolVar(&given.check, "check", false, "also execute the reference program and fail unless both agree")
-	flags.StringVar(&given.dumpLogits, "dump-logits", "",
-		"write the logits of every prompt position to this safetensors file")
-	flags.BoolVar(&given.selfTest, "self-test", false,
-		"test every kernel of the plan on its device, also where it has passed before")
-	flags.BoolVar(&given.strict, "strict", false,
-		"refuse programs for GPUs that the bundle does not hold as binaries for exactly this device and driver")
-	flags.BoolVar(&given.noPrefix, "no-prefix", false,
-		"process the whole prompt, also where the bundle brings the cache of its beginning")
-	flags.BoolVar(&given.bench, "bench", false, "measure prefill and decode")
-	flags.IntVar(&given.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
-	flags.IntVar(&given.gen, "gen", 32, "tokens to generate under --bench")
-	flags.IntVar(&given.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
-	flags.BoolVar(&given.steps, "steps", false, "list every step with its time")
-	flags.BoolVar(&given.stats, "stats", false,
-		"show where the time up to the first token went, and how much memory was used")
-	flags.StringVar(&given.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
-	flags.BoolVar(&given.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
-	flags.DurationVar(&given.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
+	given.register(cmd)
 	return cmd
+}
+
+// register declares the flags.
+func (o *options) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	o.terms.Register(flags)
+	o.terms.RegisterCopy(flags)
+	flags.StringVar(&o.prompt, "prompt", "", "text to continue")
+	flags.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
+	flags.BoolVar(&o.chat, "chat", false,
+		"the prompt is a message: write it by the model's chat template, and answer")
+	flags.StringVar(&o.system, "system", "", "system message in front, under --chat")
+	flags.StringVar(&o.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
+	flags.StringVar(&o.prompts, "prompts", "",
+		"file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
+	flags.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
+	flags.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
+	flags.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
+	flags.IntVar(&o.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
+	flags.Float64Var(&o.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
+	flags.Uint64Var(&o.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
+	flags.BoolVar(&o.check, "check", false, "also execute the reference program and fail unless both agree")
+	flags.StringVar(&o.dumpLogits, "dump-logits", "",
+		"write the logits of every prompt position to this safetensors file")
+	flags.BoolVar(&o.selfTest, "self-test", false,
+		"test every kernel of the plan on its device, also where it has passed before")
+	flags.BoolVar(&o.strict, "strict", false,
+		"refuse programs for GPUs that the bundle does not hold as binaries for exactly this device and driver")
+	flags.BoolVar(&o.noPrefix, "no-prefix", false,
+		"process the whole prompt, also where the bundle brings the cache of its beginning")
+	flags.BoolVar(&o.bench, "bench", false, "measure prefill and decode")
+	flags.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
+	flags.IntVar(&o.gen, "gen", 32, "tokens to generate under --bench")
+	flags.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
+	flags.BoolVar(&o.steps, "steps", false, "list every step with its time")
+	flags.BoolVar(&o.stats, "stats", false,
+		"show where the time up to the first token went, and how much memory was used")
+	flags.StringVar(&o.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
+	flags.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
+	flags.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
 }
