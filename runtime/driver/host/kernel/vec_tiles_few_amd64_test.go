@@ -19,13 +19,18 @@ func TestTileFewLines(t *testing.T) {
 		dims, contexts = []int{48, 64, 128}, []int{400}
 	}
 	for _, dim := range dims {
-		for heads := 1; heads <= fewLines; heads++ {
+		for lines := 1; lines <= fewLines; lines++ {
 			for i, context := range contexts {
-				a := Attention{M: 1, Heads: heads, Dim: dim, Pos: context - 1, Scale: 0.3}
+				rows := 1 // of several heads, or several of one
+				if i%3 == 2 {
+					rows = lines
+				}
+				a := Attention{M: rows, Heads: lines / rows, Dim: dim, Pos: context - rows, Scale: 0.3}
 				if i%2 == 1 && context > 2*keyBlock+7 {
 					a.Window = context - 2*keyBlock - 7
 				}
-				t.Run(fmt.Sprintf("%dx%d of %d", heads, dim, context), func(t *testing.T) { checkFewLines(t, a) })
+				name := fmt.Sprintf("%d rows %dx%d of %d", rows, a.Heads, dim, context)
+				t.Run(name, func(t *testing.T) { checkFewLines(t, a) })
 			}
 		}
 	}
@@ -35,13 +40,13 @@ func TestTileFewLines(t *testing.T) {
 func checkFewLines(t *testing.T, a Attention) {
 	rng := rand.New(rand.NewPCG(uint64(a.Dim), uint64(a.Heads)))
 	size, columns := a.context()*a.Dim, a.Heads*a.Dim
-	q := normals(rng, columns)
+	q := normals(rng, a.M*columns)
 	k, v := guardedSlice[uint16](t, size), guardedSlice[uint16](t, size)
 	toBF16(k, normals(rng, size))
 	toBF16(v, normals(rng, size))
 	scratch := guardedSlice[float32](t, AttentionScratch(a.Heads, a.Dim))
 	attend := func(together bool) []float32 {
-		task := newTileTask(scratch, a, 0, 1)
+		task := newTileTask(scratch, a, 0, a.M)
 		task.k, task.v = k, v
 		if task.few.blocks == 0 {
 			t.Fatal("these are no few lines")
@@ -51,7 +56,7 @@ func checkFewLines(t *testing.T, a Attention) {
 		}
 		task.begin(Rows(q, columns))
 		task.attend()
-		y := guardedSlice[float32](t, columns)
+		y := guardedSlice[float32](t, a.M*columns)
 		task.finish(Rows(y, columns))
 		return y
 	}
