@@ -181,6 +181,18 @@ func (c *checker) procs() {
 	}
 }
 
+// optionText is a driver's options as messages show them: "kernels: amx", "none".
+func optionText(options map[string]string) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		parts = append(parts, key+": "+options[key])
+	}
+	if parts == nil {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}
+
 // proc compares a processor of the plan with the SoC's. Identity must agree; capabilities and limits may be less than
 // the SoC states, never more.
 func (c *checker) proc(path string, have *planir.Proc, described *socs.Processor) {
@@ -196,7 +208,7 @@ func (c *checker) proc(path string, have *planir.Proc, described *socs.Processor
 		{"kind", have.Kind == can.Kind, have.Kind, can.Kind},
 		{"driver", have.Driver == can.Driver, have.Driver, can.Driver},
 		{"select", have.Select == can.Select, have.Select, can.Select},
-		{"options", maps.Equal(have.Options, can.Options), have.Options, can.Options},
+		{"options", maps.Equal(have.Options, can.Options), optionText(have.Options), optionText(can.Options)},
 		{"cores", slices.Equal(have.Cores, can.Cores), have.Cores, can.Cores},
 		{"shares", have.Shares == can.Shares, have.Shares, can.Shares},
 	} {

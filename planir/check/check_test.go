@@ -159,7 +159,7 @@ func TestRules(t *testing.T) {
 		{"P022", "another kind", "kind is cpu", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Kind = "gpu" }},
 		{"P022", "another selection", "select is 1",
 			func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Select = "2" }},
-		{"P022", "another option", "options", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Options = nil }},
+		{"P022", "another option", "and the SoC says none", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Options = nil }},
 		{"P022", "another core", "cores", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Cores = []int{3} }},
 		{"P022", "another layout", "layouts",
 			func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Layouts["w32"] = "n64" }},
