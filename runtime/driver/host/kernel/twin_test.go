@@ -1226,7 +1226,7 @@ func TestTwinAttention(t *testing.T) {
 				M:     m,
 				Heads: 1 + int(seed%9),
 				Dim:   dim,
-				Pos:   []int{0, 1, 31, 120, 255}[seed%5],
+				Pos:   []int{0, 1, 31, 120, 255, 700}[seed%6],
 				Scale: 1 / math.Sqrt(float64(dim)),
 			}
 			switch seed % 4 {
@@ -1308,7 +1308,7 @@ func FuzzAttention(f *testing.F) {
 			M:      int(m % 20),
 			Heads:  1 + int(heads%10),
 			Dim:    1 + int(dim%140),
-			Pos:    int(pos % 400),
+			Pos:    int(pos % 700),
 			Window: int(window % 500),
 			Cap:    float64(limit) / 4,
 		}
