@@ -56,10 +56,12 @@ type Arithmetic struct {
 	peak  func(ops int64) int64
 }
 
-// NewArithmetic has cores multiply by the instructions of a driver's kernels, as Probe does. It returns nil for kernels
-// whose peak is not known.
-func NewArithmetic(ctx context.Context, from driver.Driver, cores []int) (*Arithmetic, error) {
-	_, bounds, err := describe(ctx, from, cores[:1], nil) // one core's kernels are those of all
+// NewArithmetic has cores multiply by the instructions of a driver's kernels, as Probe does. Options are those of the
+// processor in the SoC file, which may name kernels. It returns nil for kernels whose peak is not known.
+func NewArithmetic(
+	ctx context.Context, from driver.Driver, cores []int, options map[string]string,
+) (*Arithmetic, error) {
+	_, bounds, err := describe(ctx, from, cores[:1], options) // one core's kernels are those of all
 	if err != nil {
 		return nil, fmt.Errorf("multiply by cores %v: %w", cores, err)
 	}

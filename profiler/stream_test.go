@@ -34,7 +34,7 @@ func TestArithmetic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	arithmetic, err := NewArithmetic(ctx, host.New(), devices[0].Cores)
+	arithmetic, err := NewArithmetic(ctx, host.New(), devices[0].Cores, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,11 @@ func TestArithmetic(t *testing.T) {
 	if now, err := arithmetic.Gops(ctx); err != nil || !(now > 0.01 && now < 1e6) {
 		t.Errorf("got %g Gop/s (%v)", now, err)
 	}
-	if _, err := NewArithmetic(ctx, host.New(), []int{1 << 20}); err == nil {
+	if _, err := NewArithmetic(ctx, host.New(), []int{1 << 20}, nil); err == nil {
 		t.Error("a core that is not there was accepted")
+	}
+	unknown := map[string]string{"kernels": "abacus"}
+	if _, err := NewArithmetic(ctx, host.New(), devices[0].Cores, unknown); err == nil {
+		t.Error("kernels that the options name are not those that multiply")
 	}
 }

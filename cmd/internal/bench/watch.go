@@ -52,7 +52,8 @@ func openMachineWatch(ctx context.Context, soc *socs.SoC) (*machineWatch, error)
 
 	var err error
 	if watch.processor.PeakGops[string(op.I8)] > 0 {
-		if watch.arithmetic, err = profiler.NewArithmetic(ctx, host.New(), watch.processor.Cores); err != nil {
+		watch.arithmetic, err = profiler.NewArithmetic(ctx, host.New(), watch.processor.Cores, watch.processor.Options)
+		if err != nil {
 			return nil, err
 		}
 	}
