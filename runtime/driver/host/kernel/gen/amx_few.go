@@ -122,6 +122,7 @@ func storeStrips(s, lds, size reg.GPPhysical) {
 	}
 }
 
+// declareScoreFew writes the head of scoreFewAMX.
 func declareScoreFew() {
 	TEXT("scoreFewAMX", NOSPLIT, "func(config *byte, q *uint16, k *uint16, ldk int, pitch int, fours int, whole int, "+
 		"rest int, s *float32, lds int, next *byte, half int, across int, asks int)")
@@ -193,6 +194,7 @@ func weighFew() {
 	RET()
 }
 
+// declareWeighFew writes the head of weighFewAMX.
 func declareWeighFew() {
 	TEXT("weighFewAMX", NOSPLIT, "func(config *byte, p *uint16, ldp int, v *uint16, ldv int, chunks int, wide int, "+
 		"half16 int, columns int, room *uint16, y *float32, ldy int, next *byte, half int, across int, asks int)")
