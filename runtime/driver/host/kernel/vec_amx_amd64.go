@@ -10,9 +10,10 @@ package kernel
 // ldy bytes apart: integers before the last part, to which products are added where more is not 0. The last
 // part makes them results: times xscale of the row and scales [32] of the column. sums is room for 2048
 // integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.
+// Weights are prefetched from ahead on, 256 bytes in each step.
 //
 //go:noescape
-func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)
+func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, ahead *byte)
 
 // tileRow64 writes turns (at least 1) times 64 activations of a row x, as signed bytes, to dst, pitch bytes from piece
 // to piece.

@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int)
+// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, ahead *byte)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·q8cTilesAMX(SB), NOSPLIT, $8-136
+TEXT ·q8cTilesAMX(SB), NOSPLIT, $8-144
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)
@@ -238,16 +238,24 @@ pair_step:
 	BYTE $0xd5
 
 	// tdpbssd %tmm7, %tmm5, %tmm3
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x43
-	BYTE $0x5e
-	BYTE $0xdd
-	ADDQ advance+40(FP), SI
-	ADDQ advance+40(FP), R8
-	ADDQ $+2048, DI
-	CMPQ CX, (SP)
-	JGE  pair_asked
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xdd
+	MOVQ       ahead+136(FP), R8
+	PREFETCHT1 (R8)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 128(R8)
+	PREFETCHT1 192(R8)
+	ADDQ       $+256, R8
+	MOVQ       R8, ahead+136(FP)
+	ADDQ       advance+40(FP), SI
+	MOVQ       SI, R8
+	ADDQ       pitch+24(FP), R8
+	ADDQ       $+2048, DI
+	CMPQ       CX, (SP)
+	JGE        pair_asked
 
 	// {disp32} prefetchw 0(%rcx)
 	BYTE $0x0f
@@ -613,16 +621,24 @@ single_step:
 	BYTE $0xc4
 
 	// tdpbssd %tmm7, %tmm4, %tmm1
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x43
-	BYTE $0x5e
-	BYTE $0xcc
-	ADDQ advance+40(FP), SI
-	ADDQ advance+40(FP), R8
-	ADDQ $+2048, DI
-	CMPQ CX, (SP)
-	JGE  single_asked
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xcc
+	MOVQ       ahead+136(FP), R8
+	PREFETCHT1 (R8)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 128(R8)
+	PREFETCHT1 192(R8)
+	ADDQ       $+256, R8
+	MOVQ       R8, ahead+136(FP)
+	ADDQ       advance+40(FP), SI
+	MOVQ       SI, R8
+	ADDQ       pitch+24(FP), R8
+	ADDQ       $+2048, DI
+	CMPQ       CX, (SP)
+	JGE        single_asked
 
 	// {disp32} prefetchw 0(%rcx)
 	BYTE $0x0f

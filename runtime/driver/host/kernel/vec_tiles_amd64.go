@@ -132,7 +132,7 @@ func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	var sums [4*tileRows*TileN + cacheLine/4]int32
 	var out [tilePass * TileN]float32
 	product := tileProduct{
-		x: x, y: y, n: n, w: w, tileBytes: bytes, scales: scales,
+		x: x, y: y, n: n, tileBytes: bytes, scales: scales,
 		padded: tiledK(k, 0), sums: aligned(sums[:]), out: out[:],
 	}
 
@@ -146,6 +146,7 @@ func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 				product.k, product.width = product.padded-whole, product.padded-whole
 			}
 			for j := 0; j < n; j += TileN {
+				product.w = w[j/TileN*bytes:]
 				product.columns(j)
 			}
 		}
@@ -158,8 +159,8 @@ type tileProduct struct {
 	y Matrix[float32]
 	n int // columns
 
-	w                 []byte
-	tileBytes, scales int // the size of a tile of the weight, and where its scales are
+	w                 []byte // from the tile on that is multiplied
+	tileBytes, scales int    // the size of a tile of the weight, and where its scales are
 
 	padded        int // bytes of a packed row
 	first, count  int // rows of the pass
@@ -171,13 +172,12 @@ type tileProduct struct {
 
 // columns multiplies with the tile of the weight that begins at column j.
 func (p *tileProduct) columns(j int) {
-	tile := p.w[j/TileN*p.tileBytes:][:p.tileBytes]
-	scales, err := mem.View[float32](tile[p.scales : p.scales+4*TileN])
+	scales, err := mem.View[float32](p.w[p.scales : p.scales+4*TileN])
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
 	if cols := p.n - j; cols < TileN {
-		p.add(Rows(p.out, TileN), tile, scales, nil)
+		p.add(Rows(p.out, TileN), scales, nil)
 		if p.pos+p.k == p.padded {
 			copyColumns(p.y, p.first, j, cols, p.count, p.out)
 		}
@@ -188,12 +188,17 @@ func (p *tileProduct) columns(j int) {
 	if j+2*TileN <= p.n {
 		next = p.y.at(p.first, j+TileN)
 	}
-	p.add(p.y.From(p.first, j), tile, scales, next)
+	p.add(p.y.From(p.first, j), scales, next)
 }
 
 // add adds the products of the part of a tile to y, and after the last part makes results of them. next is what is
 // written after them.
-func (p *tileProduct) add(y Matrix[float32], tile []byte, scales []float32, next *float32) {
+func (p *tileProduct) add(y Matrix[float32], scales []float32, next *float32) {
+	part := p.pos * TileN
+	ahead := &p.w[part] // of the last tile there is none
+	if len(p.w) >= 2*p.tileBytes {
+		ahead = &p.w[p.tileBytes+part]
+	}
 	last := 0
 	if p.pos+p.k == p.padded {
 		last = 1
@@ -205,9 +210,9 @@ func (p *tileProduct) add(y Matrix[float32], tile []byte, scales []float32, next
 		}
 		config := shapeTiles(rows, p.width)
 		from := &p.x.Bytes[(p.first+row)*p.padded+p.pos*rows]
-		q8cTilesAMX(&config[0], groups, from, tileRows*p.padded, p.width, rows*p.width, &tile[p.pos*TileN],
+		q8cTilesAMX(&config[0], groups, from, tileRows*p.padded, p.width, rows*p.width, &p.w[part],
 			p.k/p.width, &p.sums[0], y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0],
-			&p.x.Scale[p.first+row], rows)
+			&p.x.Scale[p.first+row], rows, ahead)
 		row += groups * rows
 	}
 }

@@ -159,17 +159,20 @@ func byGroups(left Op, body func(groups int, id string), end func()) {
 // for its lines, in a page of its own, for as long as the products take.
 //
 // Each step prefetches the weights of the next one. A core whose other hardware thread works looks less far ahead, and
-// multiplies a fifth faster with these requests. Prefetching activations, too, makes it slower.
+// multiplies a fifth faster with these requests. Prefetching activations, too, makes it slower. A part of what is
+// multiplied after these weights is brought to the second-level cache meanwhile: else the first two groups, which are
+// the first to read them, would wait for memory.
 func q8cTiles() {
 	function("q8cTilesAMX", "(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, "+
 		"steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, "+
-		"xscale *float32, rows int)",
+		"xscale *float32, rows int, ahead *byte)",
 		"computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles of",
 		"activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the",
 		"part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32],",
 		"ldy bytes apart: integers before the last part, to which products are added where more is not 0. The last",
 		"part makes them results: times xscale of the row and scales [32] of the column. sums is room for 2048",
-		"integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.")
+		"integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.",
+		"Weights are prefetched from ahead on, 256 bytes in each step.")
 	k := &q8cTileKernel{
 		x0: reg.RSI, x1: reg.R8, w: reg.RDI, count: reg.R10, stride: reg.RDX, line: reg.R9,
 		sums: reg.RBX, y: reg.RAX, ldy: reg.R11, asked: reg.RCX,
@@ -206,6 +209,7 @@ const (
 	q8cQuadBytes  = 128               // a quad of k of 32 columns of weights
 	q8cTileBytes  = 16 * q8cQuadBytes // the weights of a step
 	q8cGroupBytes = 16 * q8cQuadBytes // the integer sums of a group of rows
+	q8cAheadBytes = 256               // weights that a step prefetches for later: in eight pairs of groups, all of a tile
 )
 
 // q8cTileKernel are the registers of q8cTilesAMX.
@@ -265,14 +269,22 @@ func (k *q8cTileKernel) lookAhead(groups int, id string) {
 	MOVQ(k.count, k.until)
 }
 
-// step multiplies one step, prefetches two rows of y and writes the results of two.
+// step multiplies one step, prefetches weights and two rows of y, and writes the results of two rows.
 func (k *q8cTileKernel) step(groups int, id string) {
 	for line := range q8cTileBytes / 64 {
 		PREFETCHT0(Mem{Base: k.w, Disp: q8cTileBytes + 64*line})
 	}
 	k.multiply(groups)
+	ahead := k.x1 // free until the next step
+	MOVQ(inPlace("ahead"), ahead)
+	for line := range q8cAheadBytes / 64 {
+		PREFETCHT1(Mem{Base: ahead, Disp: 64 * line})
+	}
+	ADDQ(I32(q8cAheadBytes), ahead)
+	MOVQ(ahead, inPlace("ahead"))
 	ADDQ(inPlace("advance"), k.x0)
-	ADDQ(inPlace("advance"), k.x1)
+	MOVQ(k.x0, k.x1)
+	ADDQ(inPlace("pitch"), k.x1)
 	ADDQ(I32(q8cTileBytes), k.w)
 	CMPQ(k.asked, k.until)
 	JGE(LabelRef(id + "_asked"))
