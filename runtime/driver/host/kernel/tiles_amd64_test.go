@@ -104,7 +104,7 @@ func TestTilesAreRefused(t *testing.T) {
 // The activations of a group lie in tiles, padding is zero, and packing a group packs all of its rows.
 func TestPackTiles(t *testing.T) {
 	tilesSet(t)
-	for _, m := range []int{24, 32, 45, 128, 150} {
+	for _, m := range []int{24, 32, 45, 128, 150, 256, 290} {
 		for _, k := range []int{1, 31, 32, 64, 67, 100, 128, 200, 333} {
 			for _, block := range []int{0, 32, 128} {
 				x := make([]uint8, m*k)
@@ -133,11 +133,11 @@ func checkPackedTiles(t *testing.T, got, x []uint8, m, k int) {
 	const width = tileK
 	padded := tiledK(k, 0)
 	for row := range m {
-		first := row / tileRows * tileRows
-		rows := min(tileRows, m-first)
+		first := row / tilePass * tilePass
+		rows := min(tilePass, m-first)
 		for pos := range padded {
 			piece := min(width, padded-pos/width*width)
-			at := first*padded + pos/width*width*rows + row%tileRows*piece + pos%width
+			at := first*padded + pos/width*width*rows + row%tilePass*piece + pos%width
 			want := uint8(0)
 			if pos < k {
 				want = x[row*k+pos] ^ 0x80
@@ -221,7 +221,7 @@ func fusedQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 // Products in tiles are those of the portable set: whole groups of rows and what is left of one, in one pass and in
 // several, and every remainder of k.
 func TestTileProducts(t *testing.T) {
-	sets := []*Set{tilesSet(t)}
+	sets := bothTiles(t)
 	seed := uint64(0)
 	for _, name := range tileProducts {
 		for i, m := range []int{24, 25, 31, 32, 33, 47, 48, 64, 100} {
@@ -244,6 +244,48 @@ func TestTileProducts(t *testing.T) {
 			twinMatMul(t, sets, name, s, newValues(plain, 5, nil), newValues(plain, 6, nil), true)
 		}
 	}
+
+	// Passes whose weights stay in tiles, and those that are too small for it.
+	rows := []int{127, 128, 129, 136, 200, 255, 256, 257, 384, 500}
+	if tilesModelled {
+		rows = []int{129, 257} // a model takes long
+	}
+	for i, m := range rows {
+		for _, k := range []int{128, 256, 1024, 1152} {
+			seed++
+			s := shape{m: m, k: k, n: []int{31, 32, 33, 70}[(int(seed)+i)%4], gapX: i, gapY: int(seed % 3), gapS: i % 2}
+			x, w := newValues(uint8(seed)%kinds, seed, nil), newValues(uint8(seed/3)%kinds, seed+1<<32, nil)
+			twinMatMul(t, sets, "MatMulQ8C", s, x, w, seed%2 == 0)
+		}
+	}
+}
+
+// bothTiles are the set of tiles twice: as on a core whose other hardware thread works, and as on one whose does not.
+func bothTiles(t *testing.T) (sets []*Set) {
+	t.Helper()
+	for _, shared := range []bool{true, false} {
+		set := *tilesSet(t)
+		set.Name = fmt.Sprintf("%s, core shared %v", set.Name, shared)
+		set.PackedQ8C = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+			multiplyTiles(y, x, w, scratch, n, shared)
+		}
+		sets = append(sets, &set)
+	}
+	return sets
+}
+
+// The clock runs while it is found out whether a core is shared.
+func TestCoreShared(t *testing.T) {
+	tilesSet(t)
+	if tilesModelled {
+		t.Skip("the model has no clock")
+	}
+	var times [2]uint64
+	config, ones := shapeTiles(tileRows, tileK), [tileK]byte{}
+	tileTimesAMX(&config[0], &ones[0], &times[0])
+	if times[0] == 0 || times[1] == 0 {
+		t.Errorf("products took %d ticks and the chain %d", times[0], times[1])
+	}
 }
 
 // tileProducts are the products that the set of tiles has kernels for.
@@ -265,6 +307,6 @@ func FuzzTiles(f *testing.F) {
 			gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64),
 		}
 		x, w := newValues(kindX%kinds, seed, nil), newValues(kindW%kinds, seed+1, nil)
-		twinMatMul(t, []*Set{tilesSet(t)}, name, s, x, w, seed%2 == 1)
+		twinMatMul(t, bothTiles(t), name, s, x, w, seed%2 == 1)
 	})
 }

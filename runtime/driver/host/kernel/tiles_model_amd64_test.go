@@ -23,10 +23,22 @@ const tilesModelled = true
 // describes them, and every rule whose violation a processor answers with an exception is checked.
 
 func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps int, sums *int32,
-	y *float32, ldy int, next *float32, more, last int, scales, xscale *float32, rows int) {
+	y *float32, ldy int, next *float32, more, last int, scales, xscale *float32, rows int, ahead *byte) {
 	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, sums, y, ldy, next, more, last, scales,
-		xscale, rows)
+		xscale, rows, ahead)
 }
+
+func q8cStayingAMX(config *byte, groups int, x *byte, pitch, next, advance int, panel *byte, steps int, dots, sums,
+	spare *int32, w *byte, fetch int, y *float32, ldy int) {
+	model("q8cStayingAMX", config, groups, x, pitch, next, advance, panel, steps, dots, sums, spare, w, fetch, y, ldy)
+}
+
+func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, xscale, scales *float32) {
+	model("q8cScaleAMX", rows, y, ldy, sums, xscale, scales)
+}
+
+// tileTimesAMX is that of a core of its own: the model has no clock.
+func tileTimesAMX(_, _ *byte, times *uint64) { *times = 0 }
 
 func q4TilesAMX(config *byte, groups int, x *byte, pitch, next, advance int, panel *byte, steps int, dots *int32, sums,
 	spare *float32, w *byte, fetch int, y *float32, ldy int) {
@@ -252,6 +264,9 @@ func (m *machine) vector(name string, operands []string, last string) {
 	case "VBROADCASTSS":
 		one := m.read(operands[0], 4)
 		words(func(int) uint32 { return word(&one, 0) })
+	case "VPADDD":
+		a, b := m.read(operands[0], width), m.read(operands[1], width)
+		words(func(i int) uint32 { return word(&a, i) + word(&b, i) })
 	case "VPXORD":
 		a, b := m.read(operands[0], width), m.read(operands[1], width)
 		words(func(i int) uint32 { return word(&a, i) ^ word(&b, i) })

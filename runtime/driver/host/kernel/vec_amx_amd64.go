@@ -15,6 +15,21 @@ package kernel
 //go:noescape
 func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, ahead *byte)
 
+// q8cStayingAMX adds products of groups of rows with steps (at least 1), 128 k of a q8c tile each, to sums [groups][2][16][16].
+// x is the first tile of activations, next bytes before the other one of the step, advance before the next
+// step and pitch before the next group. dots is room for 1024 integers and spare for the sums of a group.
+// config is the shape of the tiles. 4 lines are prefetched from w on, fetch bytes further for each group
+// of each step, and two lines of each of two rows of y, ldy bytes apart, to be written.
+//
+//go:noescape
+func q8cStayingAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *int32, spare *int32, w *byte, fetch int, y *float32, ldy int)
+
+// q8cScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row and scales [32] of the column, to
+// y [rows][32]. ldy is in bytes.
+//
+//go:noescape
+func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, xscale *float32, scales *float32)
+
 // tileRow64 writes turns (at least 1) times 64 activations of a row x, as signed bytes, to dst, pitch bytes from piece
 // to piece.
 //
@@ -48,8 +63,8 @@ func tileUnpack128(panel *byte, w *byte, blocks int)
 // q4TilesAMX adds products of groups of rows with steps (at least 1), two unpacked blocks each, to sums [groups][2][16][16].
 // x is the first tile of activations, next bytes before the other one of the step, advance before the next
 // step and pitch before the next group. dots is room for 1024 integers and spare for the sums of a group.
-// config is the shape of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each
-// step, and two lines of each of two rows of y, ldy bytes apart, to be written.
+// config is the shape of the tiles. 2 lines are prefetched from w on, fetch bytes further for each group
+// of each step, and two lines of each of two rows of y, ldy bytes apart, to be written.
 //
 //go:noescape
 func q4TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)
@@ -57,8 +72,8 @@ func q4TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance 
 // q4x128TilesAMX adds products of groups of rows with steps (at least 1), one unpacked block each, to sums [groups][2][16][16].
 // x is the first tile of activations, next bytes before the other one of the step, advance before the next
 // step and pitch before the next group. dots is room for 1024 integers and spare for the sums of a group.
-// config is the shape of the tiles. Lines are prefetched from w on, fetch bytes further for each group of each
-// step, and two lines of each of two rows of y, ldy bytes apart, to be written.
+// config is the shape of the tiles. 2 lines are prefetched from w on, fetch bytes further for each group
+// of each step, and two lines of each of two rows of y, ldy bytes apart, to be written.
 //
 //go:noescape
 func q4x128TilesAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *float32, spare *float32, w *byte, fetch int, y *float32, ldy int)
@@ -74,6 +89,12 @@ func q4ScaleAMX(rows int, y *float32, ldy int, sums *float32, xscale *float32)
 //
 //go:noescape
 func peakTilesAMX(config *byte, turns int, ones *byte, sums *int32)
+
+// tileTimesAMX measures, in ticks of the processor's clock, 16 products of tiles whose rows are all the
+// 64 bytes at ones, and a chain of instructions that takes 16 cycles for each of them. times is [2].
+//
+//go:noescape
+func tileTimesAMX(config *byte, ones *byte, times *uint64)
 
 // scoreTilesAMX computes scores s [128][16] of each of groups (at least 1) groups of 16 lines, 8192+gap bytes behind the
 // end of the one before, for strips (at least 1) of 16 keys, ldk bytes from key to key and pitch from strip to strip. q

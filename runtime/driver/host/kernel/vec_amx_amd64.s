@@ -833,6 +833,550 @@ last_written:
 	VZEROUPPER
 	RET
 
+// func q8cStayingAMX(config *byte, groups int, x *byte, pitch int, next int, advance int, panel *byte, steps int, dots *int32, sums *int32, spare *int32, w *byte, fetch int, y *float32, ldy int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·q8cStayingAMX(SB), NOSPLIT, $0-120
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ x+16(FP), R8
+	MOVQ panel+48(FP), R13
+	MOVQ steps+56(FP), DX
+	MOVQ dots+64(FP), R15
+	MOVQ spare+80(FP), R10
+	MOVQ w+88(FP), BX
+	MOVQ y+104(FP), R11
+	MOVQ R13, R12
+	MOVQ $+64, AX
+
+step:
+	MOVQ $+128, R9
+
+	// {disp32} tileloadd 0(%r13,%r9), %tmm4
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x0d
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r13,%r9), %tmm5
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x0d
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 2048(%r13,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0d
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 2112(%r13,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0d
+	BYTE $0x40
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	MOVQ R8, SI
+	MOVQ sums+72(FP), DI
+	MOVQ groups+8(FP), CX
+
+group:
+	MOVQ       SI, R9
+	ADDQ       next+32(FP), R9
+	PREFETCHT1 (BX)
+	PREFETCHT1 64(BX)
+	PREFETCHT1 128(BX)
+	PREFETCHT1 192(BX)
+	ADDQ       fetch+96(FP), BX
+
+	// {disp32} prefetchw 0(%r11)
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x8b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%r11)
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x8b
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ ldy+112(FP), R11
+
+	// {disp32} prefetchw 0(%r11)
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x8b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%r11)
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x8b
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ ldy+112(FP), R11
+
+	// {disp32} tileloadd 0(%rsi,%rax), %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x06
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm0, 0(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilezero %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tdpbssd %tmm4, %tmm2, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x5b
+	BYTE $0x5e
+	BYTE $0xc2
+
+	// {disp32} tilestored %tmm1, 1024(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilezero %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tdpbssd %tmm5, %tmm2, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x53
+	BYTE       $0x5e
+	BYTE       $0xca
+	PREFETCHT0 1024(SI)
+	PREFETCHT0 1024(R9)
+	PREFETCHT0 1088(SI)
+	PREFETCHT0 1088(R9)
+	PREFETCHT0 1152(SI)
+	PREFETCHT0 1152(R9)
+	PREFETCHT0 1216(SI)
+	PREFETCHT0 1216(R9)
+	VMOVDQU64  (R15), Z0
+	VPADDD     (R10), Z0, Z0
+	VMOVDQU64  Z0, (R10)
+	VMOVDQU64  64(R15), Z1
+	VPADDD     64(R10), Z1, Z1
+	VMOVDQU64  Z1, 64(R10)
+	VMOVDQU64  128(R15), Z2
+	VPADDD     128(R10), Z2, Z2
+	VMOVDQU64  Z2, 128(R10)
+	VMOVDQU64  192(R15), Z3
+	VPADDD     192(R10), Z3, Z3
+	VMOVDQU64  Z3, 192(R10)
+	VMOVDQU64  256(R15), Z4
+	VPADDD     256(R10), Z4, Z4
+	VMOVDQU64  Z4, 256(R10)
+	VMOVDQU64  320(R15), Z5
+	VPADDD     320(R10), Z5, Z5
+	VMOVDQU64  Z5, 320(R10)
+	VMOVDQU64  384(R15), Z6
+	VPADDD     384(R10), Z6, Z6
+	VMOVDQU64  Z6, 384(R10)
+	VMOVDQU64  448(R15), Z7
+	VPADDD     448(R10), Z7, Z7
+	VMOVDQU64  Z7, 448(R10)
+
+	// {disp32} tileloadd 0(%r9,%rax), %tmm3
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x01
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbssd %tmm6, %tmm3, %tmm0
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x4b
+	BYTE       $0x5e
+	BYTE       $0xc3
+	PREFETCHT0 1280(SI)
+	PREFETCHT0 1280(R9)
+	PREFETCHT0 1344(SI)
+	PREFETCHT0 1344(R9)
+	PREFETCHT0 1408(SI)
+	PREFETCHT0 1408(R9)
+	PREFETCHT0 1472(SI)
+	PREFETCHT0 1472(R9)
+	PREFETCHT0 1536(SI)
+	PREFETCHT0 1536(R9)
+	PREFETCHT0 1600(SI)
+	PREFETCHT0 1600(R9)
+	VMOVDQU64  512(R15), Z8
+	VPADDD     512(R10), Z8, Z8
+	VMOVDQU64  Z8, 512(R10)
+	VMOVDQU64  576(R15), Z9
+	VPADDD     576(R10), Z9, Z9
+	VMOVDQU64  Z9, 576(R10)
+	VMOVDQU64  640(R15), Z10
+	VPADDD     640(R10), Z10, Z10
+	VMOVDQU64  Z10, 640(R10)
+	VMOVDQU64  704(R15), Z11
+	VPADDD     704(R10), Z11, Z11
+	VMOVDQU64  Z11, 704(R10)
+	VMOVDQU64  768(R15), Z12
+	VPADDD     768(R10), Z12, Z12
+	VMOVDQU64  Z12, 768(R10)
+	VMOVDQU64  832(R15), Z13
+	VPADDD     832(R10), Z13, Z13
+	VMOVDQU64  Z13, 832(R10)
+	VMOVDQU64  896(R15), Z14
+	VPADDD     896(R10), Z14, Z14
+	VMOVDQU64  Z14, 896(R10)
+	VMOVDQU64  960(R15), Z15
+	VPADDD     960(R10), Z15, Z15
+	VMOVDQU64  Z15, 960(R10)
+	VMOVDQU64  1024(R15), Z16
+	VPADDD     1024(R10), Z16, Z16
+	VMOVDQU64  Z16, 1024(R10)
+	VMOVDQU64  1088(R15), Z17
+	VPADDD     1088(R10), Z17, Z17
+	VMOVDQU64  Z17, 1088(R10)
+	VMOVDQU64  1152(R15), Z18
+	VPADDD     1152(R10), Z18, Z18
+	VMOVDQU64  Z18, 1152(R10)
+	VMOVDQU64  1216(R15), Z19
+	VPADDD     1216(R10), Z19, Z19
+	VMOVDQU64  Z19, 1216(R10)
+
+	// tdpbssd %tmm7, %tmm3, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xcb
+	PREFETCHT0 1664(SI)
+	PREFETCHT0 1664(R9)
+	PREFETCHT0 1728(SI)
+	PREFETCHT0 1728(R9)
+	PREFETCHT0 1792(SI)
+	PREFETCHT0 1792(R9)
+	PREFETCHT0 1856(SI)
+	PREFETCHT0 1856(R9)
+	PREFETCHT0 1920(SI)
+	PREFETCHT0 1920(R9)
+	PREFETCHT0 1984(SI)
+	PREFETCHT0 1984(R9)
+	VMOVDQU64  1280(R15), Z20
+	VPADDD     1280(R10), Z20, Z20
+	VMOVDQU64  Z20, 1280(R10)
+	VMOVDQU64  1344(R15), Z21
+	VPADDD     1344(R10), Z21, Z21
+	VMOVDQU64  Z21, 1344(R10)
+	VMOVDQU64  1408(R15), Z22
+	VPADDD     1408(R10), Z22, Z22
+	VMOVDQU64  Z22, 1408(R10)
+	VMOVDQU64  1472(R15), Z23
+	VPADDD     1472(R10), Z23, Z23
+	VMOVDQU64  Z23, 1472(R10)
+	VMOVDQU64  1536(R15), Z24
+	VPADDD     1536(R10), Z24, Z24
+	VMOVDQU64  Z24, 1536(R10)
+	VMOVDQU64  1600(R15), Z25
+	VPADDD     1600(R10), Z25, Z25
+	VMOVDQU64  Z25, 1600(R10)
+	VMOVDQU64  1664(R15), Z26
+	VPADDD     1664(R10), Z26, Z26
+	VMOVDQU64  Z26, 1664(R10)
+	VMOVDQU64  1728(R15), Z27
+	VPADDD     1728(R10), Z27, Z27
+	VMOVDQU64  Z27, 1728(R10)
+	VMOVDQU64  1792(R15), Z28
+	VPADDD     1792(R10), Z28, Z28
+	VMOVDQU64  Z28, 1792(R10)
+	VMOVDQU64  1856(R15), Z29
+	VPADDD     1856(R10), Z29, Z29
+	VMOVDQU64  Z29, 1856(R10)
+	VMOVDQU64  1920(R15), Z30
+	VPADDD     1920(R10), Z30, Z30
+	VMOVDQU64  Z30, 1920(R10)
+	VMOVDQU64  1984(R15), Z31
+	VPADDD     1984(R10), Z31, Z31
+	VMOVDQU64  Z31, 1984(R10)
+	MOVQ       DI, R10
+	MOVQ       R13, R12
+	ADDQ       $+2048, DI
+	ADDQ       pitch+24(FP), SI
+	DECQ       CX
+	JNZ        group
+	ADDQ       $+4096, R13
+	ADDQ       advance+40(FP), R8
+	DECQ       DX
+	JNZ        step
+
+	// {disp32} tilestored %tmm0, 0(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 1024(%r15,%rax)
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x07
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+
+	// tilerelease
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x78
+	BYTE       $0x49
+	BYTE       $0xc0
+	PREFETCHT0 1024(SI)
+	PREFETCHT0 1024(R9)
+	PREFETCHT0 1088(SI)
+	PREFETCHT0 1088(R9)
+	PREFETCHT0 1152(SI)
+	PREFETCHT0 1152(R9)
+	PREFETCHT0 1216(SI)
+	PREFETCHT0 1216(R9)
+	PREFETCHT0 1280(SI)
+	PREFETCHT0 1280(R9)
+	PREFETCHT0 1344(SI)
+	PREFETCHT0 1344(R9)
+	PREFETCHT0 1408(SI)
+	PREFETCHT0 1408(R9)
+	PREFETCHT0 1472(SI)
+	PREFETCHT0 1472(R9)
+	PREFETCHT0 1536(SI)
+	PREFETCHT0 1536(R9)
+	PREFETCHT0 1600(SI)
+	PREFETCHT0 1600(R9)
+	PREFETCHT0 1664(SI)
+	PREFETCHT0 1664(R9)
+	PREFETCHT0 1728(SI)
+	PREFETCHT0 1728(R9)
+	PREFETCHT0 1792(SI)
+	PREFETCHT0 1792(R9)
+	PREFETCHT0 1856(SI)
+	PREFETCHT0 1856(R9)
+	PREFETCHT0 1920(SI)
+	PREFETCHT0 1920(R9)
+	PREFETCHT0 1984(SI)
+	PREFETCHT0 1984(R9)
+	VMOVDQU64  (R15), Z0
+	VPADDD     (R10), Z0, Z0
+	VMOVDQU64  Z0, (R10)
+	VMOVDQU64  64(R15), Z1
+	VPADDD     64(R10), Z1, Z1
+	VMOVDQU64  Z1, 64(R10)
+	VMOVDQU64  128(R15), Z2
+	VPADDD     128(R10), Z2, Z2
+	VMOVDQU64  Z2, 128(R10)
+	VMOVDQU64  192(R15), Z3
+	VPADDD     192(R10), Z3, Z3
+	VMOVDQU64  Z3, 192(R10)
+	VMOVDQU64  256(R15), Z4
+	VPADDD     256(R10), Z4, Z4
+	VMOVDQU64  Z4, 256(R10)
+	VMOVDQU64  320(R15), Z5
+	VPADDD     320(R10), Z5, Z5
+	VMOVDQU64  Z5, 320(R10)
+	VMOVDQU64  384(R15), Z6
+	VPADDD     384(R10), Z6, Z6
+	VMOVDQU64  Z6, 384(R10)
+	VMOVDQU64  448(R15), Z7
+	VPADDD     448(R10), Z7, Z7
+	VMOVDQU64  Z7, 448(R10)
+	VMOVDQU64  512(R15), Z8
+	VPADDD     512(R10), Z8, Z8
+	VMOVDQU64  Z8, 512(R10)
+	VMOVDQU64  576(R15), Z9
+	VPADDD     576(R10), Z9, Z9
+	VMOVDQU64  Z9, 576(R10)
+	VMOVDQU64  640(R15), Z10
+	VPADDD     640(R10), Z10, Z10
+	VMOVDQU64  Z10, 640(R10)
+	VMOVDQU64  704(R15), Z11
+	VPADDD     704(R10), Z11, Z11
+	VMOVDQU64  Z11, 704(R10)
+	VMOVDQU64  768(R15), Z12
+	VPADDD     768(R10), Z12, Z12
+	VMOVDQU64  Z12, 768(R10)
+	VMOVDQU64  832(R15), Z13
+	VPADDD     832(R10), Z13, Z13
+	VMOVDQU64  Z13, 832(R10)
+	VMOVDQU64  896(R15), Z14
+	VPADDD     896(R10), Z14, Z14
+	VMOVDQU64  Z14, 896(R10)
+	VMOVDQU64  960(R15), Z15
+	VPADDD     960(R10), Z15, Z15
+	VMOVDQU64  Z15, 960(R10)
+	VMOVDQU64  1024(R15), Z16
+	VPADDD     1024(R10), Z16, Z16
+	VMOVDQU64  Z16, 1024(R10)
+	VMOVDQU64  1088(R15), Z17
+	VPADDD     1088(R10), Z17, Z17
+	VMOVDQU64  Z17, 1088(R10)
+	VMOVDQU64  1152(R15), Z18
+	VPADDD     1152(R10), Z18, Z18
+	VMOVDQU64  Z18, 1152(R10)
+	VMOVDQU64  1216(R15), Z19
+	VPADDD     1216(R10), Z19, Z19
+	VMOVDQU64  Z19, 1216(R10)
+	VMOVDQU64  1280(R15), Z20
+	VPADDD     1280(R10), Z20, Z20
+	VMOVDQU64  Z20, 1280(R10)
+	VMOVDQU64  1344(R15), Z21
+	VPADDD     1344(R10), Z21, Z21
+	VMOVDQU64  Z21, 1344(R10)
+	VMOVDQU64  1408(R15), Z22
+	VPADDD     1408(R10), Z22, Z22
+	VMOVDQU64  Z22, 1408(R10)
+	VMOVDQU64  1472(R15), Z23
+	VPADDD     1472(R10), Z23, Z23
+	VMOVDQU64  Z23, 1472(R10)
+	VMOVDQU64  1536(R15), Z24
+	VPADDD     1536(R10), Z24, Z24
+	VMOVDQU64  Z24, 1536(R10)
+	VMOVDQU64  1600(R15), Z25
+	VPADDD     1600(R10), Z25, Z25
+	VMOVDQU64  Z25, 1600(R10)
+	VMOVDQU64  1664(R15), Z26
+	VPADDD     1664(R10), Z26, Z26
+	VMOVDQU64  Z26, 1664(R10)
+	VMOVDQU64  1728(R15), Z27
+	VPADDD     1728(R10), Z27, Z27
+	VMOVDQU64  Z27, 1728(R10)
+	VMOVDQU64  1792(R15), Z28
+	VPADDD     1792(R10), Z28, Z28
+	VMOVDQU64  Z28, 1792(R10)
+	VMOVDQU64  1856(R15), Z29
+	VPADDD     1856(R10), Z29, Z29
+	VMOVDQU64  Z29, 1856(R10)
+	VMOVDQU64  1920(R15), Z30
+	VPADDD     1920(R10), Z30, Z30
+	VMOVDQU64  Z30, 1920(R10)
+	VMOVDQU64  1984(R15), Z31
+	VPADDD     1984(R10), Z31, Z31
+	VMOVDQU64  Z31, 1984(R10)
+	VZEROUPPER
+	RET
+
+// func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, xscale *float32, scales *float32)
+// Requires: AVX, AVX512F
+TEXT ·q8cScaleAMX(SB), NOSPLIT, $0-48
+	MOVQ    scales+40(FP), AX
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	MOVQ    y+8(FP), AX
+	MOVQ    ldy+16(FP), CX
+	MOVQ    sums+24(FP), DX
+	MOVQ    xscale+32(FP), BX
+	MOVQ    rows+0(FP), SI
+
+row:
+	VCVTDQ2PS   (DX), Z2
+	VMULPS.BCST (BX), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (AX)
+	VCVTDQ2PS   1024(DX), Z3
+	VMULPS.BCST (BX), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(AX)
+	ADDQ        $+64, DX
+	ADDQ        CX, AX
+	ADDQ        $+4, BX
+	DECQ        SI
+	JNZ         row
+	VZEROUPPER
+	RET
+
 // func tileRow64(dst *byte, pitch int, x *uint8, turns int)
 // Requires: AVX, AVX512F
 TEXT ·tileRow64(SB), NOSPLIT, $0-32
@@ -2440,6 +2984,314 @@ turn:
 	BYTE $0x78
 	BYTE $0x49
 	BYTE $0xc0
+	RET
+
+// func tileTimesAMX(config *byte, ones *byte, times *uint64)
+// Requires: RDTSC, SSE2
+TEXT ·tileTimesAMX(SB), NOSPLIT, $0-24
+	MOVQ config+0(FP), AX
+
+	// ldtilecfg (%rax)
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ ones+8(FP), SI
+	MOVQ times+16(FP), BX
+	XORQ R9, R9
+
+	// tilezero %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+
+	// tilezero %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+
+	// {disp32} tileloadd 0(%rsi,%r9), %tmm4
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x0e
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rsi,%r9), %tmm5
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x0e
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rsi,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0e
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rsi,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0e
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xdd
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xdd
+	LFENCE
+	RDTSC
+	SHLQ $+32, DX
+	ORQ  DX, AX
+	MOVQ AX, R10
+	LFENCE
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xdd
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xdd
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xdd
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xdd
+	LFENCE
+	RDTSC
+	SHLQ $+32, DX
+	ORQ  DX, AX
+	MOVQ AX, R11
+	LFENCE
+	SUBQ R10, R11
+	MOVQ R11, (BX)
+
+	// tilerelease
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	MOVQ $+10, CX
+	LFENCE
+	RDTSC
+	SHLQ $+32, DX
+	ORQ  DX, AX
+	MOVQ AX, R10
+	LFENCE
+
+chain:
+	IMULQ SI, SI
+	IMULQ SI, SI
+	IMULQ SI, SI
+	IMULQ SI, SI
+	IMULQ SI, SI
+	IMULQ SI, SI
+	IMULQ SI, SI
+	IMULQ SI, SI
+	DECQ  CX
+	JNZ   chain
+	LFENCE
+	RDTSC
+	SHLQ  $+32, DX
+	ORQ   DX, AX
+	MOVQ  AX, R11
+	LFENCE
+	SUBQ  R10, R11
+	MOVQ  R11, 8(BX)
 	RET
 
 DATA exp2Low512<>+0(SB)/4, $0xc2fa0000

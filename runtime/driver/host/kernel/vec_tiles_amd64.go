@@ -75,8 +75,8 @@ func tiledK(k, block int) int {
 	return (k + block - 1) / block * block
 }
 
-// packTiles is PackRows. Without blocks, rows lie in groups of 16, the last one of what is left. In a group the tiles
-// [rows][64] of successive k follow each other; the last one is as wide as what is left of k.
+// packTiles is PackRows. Without blocks, the rows of a pass lie together: their tiles [rows][64] of successive k follow
+// each other; the last one is as wide as what is left of k.
 func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	if block != 0 {
 		packNibbles(dst, x, m, k, block, g)
@@ -88,22 +88,22 @@ func packTiles(dst []byte, x Matrix[uint8], m, k, block, g int) {
 	x.mustHold(m, k)
 	first, count := groupRows(m, g)
 	for row := first; row < first+count; row++ {
-		group := row / tileRows
-		rows := min(tileRows, m-group*tileRows)
-		packTileRow(dst[group*tileRows*padded:][:rows*padded], x.row(row, k), rows, row%tileRows)
+		pass := row / tilePass * tilePass
+		rows := min(tilePass, m-pass)
+		packTileRow(dst[pass*padded:][:rows*padded], x.row(row, k), rows, row-pass)
 	}
 }
 
-// packTileRow packs a row of a group of rows: whole tiles of it, and what is left of k, padded with zeros.
-func packTileRow(group []byte, from []uint8, rows, row int) {
-	k, padded := len(from), len(group)/rows
+// packTileRow packs a row of a pass of rows: whole tiles of it, and what is left of k, padded with zeros.
+func packTileRow(pass []byte, from []uint8, rows, row int) {
+	k, padded := len(from), len(pass)/rows
 	whole := k / tileK
 	if whole > 0 {
-		tileRow64(&group[row*tileK], rows*tileK, &from[0], whole)
+		tileRow64(&pass[row*tileK], rows*tileK, &from[0], whole)
 	}
 	if pos := whole * tileK; pos < padded {
 		width := padded - pos
-		packSigned(group[pos*rows+row*width:][:width], from[pos:])
+		packSigned(pass[pos*rows+row*width:][:width], from[pos:])
 	}
 }
 
@@ -121,65 +121,99 @@ func aligned[T mem.Scalar](v []T) []T {
 	return v[int(-mem.Address(bytes)&(cacheLine-1))*len(v)/len(bytes):]
 }
 
-// tilesQ8C is PackedQ8C: for each pass of rows, and each part of k, it multiplies all tiles of the weight. Between parts
-// the sums wait in y, as integers. What is left of k is a part of its own, of narrower tiles.
+// tilesQ8C is PackedQ8C. On a core whose other hardware thread is busy, weights stay in tiles.
 func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
-	m, k := x.M, x.K
-	bytes, scales := q8cTileBytes(k)
+	multiplyTiles(y, x, w, scratch, n, x.M >= stayRows && coreShared())
+}
+
+// multiplyTiles is tilesQ8C, where staying says whether weights stay in tiles. It multiplies each pass of rows with all
+// tiles of the weight.
+func multiplyTiles(y Matrix[float32], x PackedRows, w, scratch []byte, n int, staying bool) {
+	bytes, scales := q8cTileBytes(x.K)
 	mustBePacked(x, scratch, 0)
-	y.mustHold(m, n)
+	y.mustHold(x.M, n)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
-	var sums [4*tileRows*TileN + cacheLine/4]int32
-	var out [tilePass * TileN]float32
+	var room [4*tileRows*TileN + cacheLine/4]int32
+	var sums [tilePass*TileN + cacheLine/4]int32
 	product := tileProduct{
-		x: x, y: y, n: n, tileBytes: bytes, scales: scales,
-		padded: tiledK(k, 0), sums: aligned(sums[:]), out: out[:],
+		x: x, y: y, n: n, weight: w, tileBytes: bytes, scales: scales,
+		padded: tiledK(x.K, 0), room: aligned(room[:]), sums: aligned(sums[:]),
 	}
 
-	whole := k / tileK * tileK
-	part := share(max(1, whole/tileK), tilePart/tileK) * tileK
-	for first := 0; first < m; first += tilePass {
-		product.first, product.count = first, min(tilePass, m-first)
-		for pos := 0; pos < product.padded; pos += product.k {
-			product.pos, product.k, product.width = pos, min(part, whole-pos), tileK
-			if pos == whole {
-				product.k, product.width = product.padded-whole, product.padded-whole
-			}
-			for j := 0; j < n; j += TileN {
-				product.w = w[j/TileN*bytes:]
-				product.columns(j)
-			}
+	for first := 0; first < x.M; first += tilePass {
+		product.first, product.count = first, min(tilePass, x.M-first)
+		columns := 0
+		if staying && x.K%stayK == 0 && product.count >= stayRows {
+			columns = n / TileN * TileN
+			product.stay(columns)
 		}
+		product.multiply(columns)
 	}
 }
 
-// tileProduct is the product of a pass of packed rows with a part of k of a q8c weight.
+// tileProduct is the product of a pass of packed rows with a q8c weight.
 type tileProduct struct {
 	x PackedRows
 	y Matrix[float32]
 	n int // columns
 
-	w                 []byte // from the tile on that is multiplied
-	tileBytes, scales int    // the size of a tile of the weight, and where its scales are
+	weight            []byte
+	tileBytes, scales int // the size of a tile of the weight, and where its scales are
 
 	padded        int // bytes of a packed row
 	first, count  int // rows of the pass
-	pos, k, width int // of the part, and the width of its tiles
+	pos, k, width int // of the part of k that is multiplied, and the width of its tiles
 
-	sums []int32   // room for a kernel
-	out  []float32 // room for the results of a tile that has columns beyond those of y
+	room []int32 // for a kernel
+	sums []int32 // of the pass and a tile
 }
 
-// columns multiplies with the tile of the weight that begins at column j.
-func (p *tileProduct) columns(j int) {
-	scales, err := mem.View[float32](p.w[p.scales : p.scales+4*TileN])
+// multiply multiplies with the columns from first on: with all of them for each part of k. Between parts the sums wait
+// in y, as integers. What is left of k is a part of its own, of narrower tiles.
+func (p *tileProduct) multiply(first int) {
+	whole := p.x.K / tileK * tileK
+	part := share(max(1, whole/tileK), tilePart/tileK) * tileK
+	for pos := 0; pos < p.padded; pos += p.k {
+		p.pos, p.k, p.width = pos, min(part, whole-pos), tileK
+		if pos == whole {
+			p.k, p.width = p.padded-whole, p.padded-whole
+		}
+		for j := first; j < p.n; j += TileN {
+			p.columns(j)
+		}
+	}
+}
+
+// tile is the weight from the tile on that begins at column j.
+func (p *tileProduct) tile(j int) []byte { return p.weight[j/TileN*p.tileBytes:] }
+
+// next is the byte at of the tile after the one that w begins with, or of that one if it is the last.
+func (p *tileProduct) next(w []byte, at int) *byte {
+	if len(w) >= 2*p.tileBytes {
+		at += p.tileBytes
+	}
+	return &w[at]
+}
+
+// columnScales are the scales of the columns of the tile that w begins with.
+func (p *tileProduct) columnScales(w []byte) []float32 {
+	scales, err := mem.View[float32](w[p.scales : p.scales+4*TileN])
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
+	return scales
+}
+
+// columns multiplies with the part of the tile of the weight that begins at column j.
+func (p *tileProduct) columns(j int) {
 	if cols := p.n - j; cols < TileN {
-		p.add(Rows(p.out, TileN), scales, nil)
+		out, err := mem.View[float32](mem.Bytes(p.sums))
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		p.add(Rows(out, TileN), j, nil)
 		if p.pos+p.k == p.padded {
-			copyColumns(p.y, p.first, j, cols, p.count, p.out)
+			copyColumns(p.y, p.first, j, cols, p.count, out)
 		}
 		return
 	}
@@ -188,31 +222,26 @@ func (p *tileProduct) columns(j int) {
 	if j+2*TileN <= p.n {
 		next = p.y.at(p.first, j+TileN)
 	}
-	p.add(p.y.From(p.first, j), scales, next)
+	p.add(p.y.From(p.first, j), j, next)
 }
 
 // add adds the products of the part of a tile to y, and after the last part makes results of them. next is what is
 // written after them.
-func (p *tileProduct) add(y Matrix[float32], scales []float32, next *float32) {
-	part := p.pos * TileN
-	ahead := &p.w[part] // of the last tile there is none
-	if len(p.w) >= 2*p.tileBytes {
-		ahead = &p.w[p.tileBytes+part]
-	}
-	last := 0
+func (p *tileProduct) add(y Matrix[float32], j int, next *float32) {
+	w, part, last := p.tile(j), p.pos*TileN, 0
 	if p.pos+p.k == p.padded {
 		last = 1
 	}
+	scales, ahead := p.columnScales(w), p.next(w, part)
 	for row := 0; row < p.count; {
 		groups, rows := (p.count-row)/tileRows, tileRows
 		if groups == 0 {
 			groups, rows = 1, p.count-row
 		}
 		config := shapeTiles(rows, p.width)
-		from := &p.x.Bytes[(p.first+row)*p.padded+p.pos*rows]
-		q8cTilesAMX(&config[0], groups, from, tileRows*p.padded, p.width, rows*p.width, &p.w[part],
-			p.k/p.width, &p.sums[0], y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0],
-			&p.x.Scale[p.first+row], rows, ahead)
+		from := &p.x.Bytes[p.first*p.padded+p.pos*p.count+row*p.width]
+		q8cTilesAMX(&config[0], groups, from, tileRows*p.width, p.width, p.count*p.width, &w[part], p.k/p.width, &p.room[0],
+			y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0], &p.x.Scale[p.first+row], rows, ahead)
 		row += groups * rows
 	}
 }
@@ -229,4 +258,15 @@ func peakTiles(ops int64) int64 {
 		peakTilesAMX(&config[0], turns, &ones[0], &sums[0])
 		return integers(mem.Bytes(sums[:]))
 	})
+}
+
+// coreShared reports whether the other hardware thread of this core works: then products of tiles take twice as long as
+// their 16 cycles. It takes a microsecond.
+func coreShared() bool {
+	config := shapeTiles(tileRows, tileK)
+	var ones [tileK]byte
+	var times [2]uint64
+	tileTimesAMX(&config[0], &ones[0], &times[0])
+	products, alone := times[0], times[1]
+	return 2*products > 3*alone
 }

@@ -24,10 +24,10 @@ const (
 // nibbleWidth is the k of a tile of activations: a block of 32 fills half of a tile, which takes as long as all of it.
 func nibbleWidth(block int) int { return min(block, tileK) }
 
-// nibbleGroups divides a piece of rows into as few groups as there can be, of equal size but for the last one. A kernel
+// tileGroups divides a piece of rows into as few groups as there can be, of equal size but for the last one. A kernel
 // multiplies that as if it were as large as the others, and reads what lies behind it: packed rows of activations are
 // smaller than PackedBytes by more than that.
-func nibbleGroups(piece int) (groups, rows int) {
+func tileGroups(piece int) (groups, rows int) {
 	groups = (piece + tileRows - 1) / tileRows
 	return groups, (piece + groups - 1) / groups
 }
@@ -137,7 +137,7 @@ func (p *nibbleProduct) scale(y Matrix[float32], scale []float32, j, cols int) {
 	var out [tileRows * TileN]float32
 	for piece := 0; piece < p.rows; piece += nibbleCall {
 		left := min(nibbleCall, p.rows-piece)
-		_, most := nibbleGroups(left)
+		_, most := tileGroups(left)
 		sums := p.sums[piece*TileN:]
 		for row := 0; row < left; row += most {
 			rows, first := min(most, left-row), p.first+piece+row
@@ -206,7 +206,7 @@ type nibblePart struct {
 // call adds the products of a piece of rows that begins at row of the pass, and returns its number of groups.
 func (p *nibbleProduct) call(row int, part nibblePart) (groups int) {
 	left, width := min(nibbleCall, p.rows-row), nibbleWidth(p.block)
-	groups, rows := nibbleGroups(left)
+	groups, rows := tileGroups(left)
 	config := shapeNibbles(rows, width)
 	x := p.x[(p.first+row)*p.row:]
 	tile := width * left // bytes of a tile of all rows

@@ -9,16 +9,17 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// amx writes the kernels of the tier amx: products in tiles of 16 rows of 64 bytes. Those with 8-bit weights are here,
-// those with 4-bit weights in amx_nibbles.go, and those of attention in amx_attention.go.
+// amx writes the kernels of the tier amx: products in tiles of 16 rows of 64 bytes. Those whose sums stay in tiles are
+// here, those whose weights do in amx_staying.go with 4-bit weights in amx_nibbles.go, and those of attention in
+// amx_attention.go.
 //
 // A tile of activations has 16 rows of 64 k. A tile of weights has 16 quads of k of 16 columns, which is how a packed
 // weight has them already, 128 bytes from quad to quad. The product of both is 16x16 int32 and takes 16 cycles. Four
 // of them, of two tiles of activations and two of weights, need four loads: as many as the first-level cache gives
 // meanwhile.
 //
-// Activations are packed as signed bytes, so that TDPBSSD needs no correction. Groups of 16 rows lie one after the
-// other; in a group the tiles of successive k follow each other, each in one piece.
+// Activations are packed as signed bytes, so that TDPBSSD needs no correction. The rows of a pass lie together, first
+// their first 64 k, row by row, and then the next ones.
 //
 // Every kernel sets up the tiles and gives them back before it returns: the state of a thread is large only while it
 // multiplies, whatever goroutine runs on it, and the caller decides by the configuration how many rows and k the tiles
@@ -30,9 +31,12 @@ import (
 func amx() {
 	ConstraintExpr("!tilemodel")
 	q8cTiles()
+	newStayingTiles("q8cStayingAMX", 0).generate()
+	q8cScale()
 	tileRow()
 	tileNibbles()
 	peakTiles()
+	tileTimes()
 	tiledAttention()
 }
 
@@ -407,6 +411,25 @@ func prefetchWrite(base reg.GPPhysical, disp int) {
 	tileBytes(text, append(code, byte(disp), byte(disp>>8), byte(disp>>16), byte(disp>>24))...)
 }
 
+// q8cScale makes results of the integer sums of one group.
+func q8cScale() {
+	function("q8cScaleAMX", "(rows int, y *float32, ldy int, sums *int32, xscale *float32, scales *float32)",
+		"writes sums [2][16][16] of rows (1..16) rows, times xscale of the row and scales [32] of the column, to",
+		"y [rows][32]. ldy is in bytes.")
+	scales := param("scales")
+	for half := range 2 {
+		VMOVUPS(Mem{Base: scales, Disp: 64 * half}, z[half])
+	}
+	alongTile(func(sums, output, scale reg.GPVirtual) {
+		for half := range 2 {
+			VCVTDQ2PS(Mem{Base: sums, Disp: 1024 * half}, z[2+half])
+			VMULPS_BCST(Mem{Base: scale}, z[half], z[4+half])
+			VMULPS(z[4+half], z[2+half], z[2+half])
+			VMOVUPS(z[2+half], Mem{Base: output, Disp: 64 * half})
+		}
+	})
+}
+
 // tileRow packs whole tiles of one row.
 func tileRow() {
 	function("tileRow64", "(dst *byte, pitch int, x *uint8, turns int)",
@@ -452,4 +475,58 @@ func peakTiles() {
 	}
 	tileRelease()
 	RET()
+}
+
+// tileTimes measures whether the core has its tiles for itself.
+func tileTimes() {
+	const products, chained = 16, 16 // products, and cycles for each of them
+	function("tileTimesAMX", "(config *byte, ones *byte, times *uint64)",
+		fmt.Sprintf("measures, in ticks of the processor's clock, %d products of tiles whose rows are all the", products),
+		fmt.Sprintf("64 bytes at ones, and a chain of instructions that takes %d cycles for each of them. times is [2].", chained))
+	load("config", reg.RAX)
+	tileConfigure()
+	load("ones", reg.RSI)
+	load("times", reg.RBX)
+	XORQ(reg.R9, reg.R9)
+	tileZero(4)
+	for tile := tileX0; tile <= tileW1; tile++ {
+		tileLoad(tile, reg.RSI, reg.R9, 0)
+	}
+	multiply := func(count int) {
+		for product := range count {
+			sum := product % 4
+			tileMultiply(sum, tileX0+sum/2, tileW0+sum%2)
+		}
+	}
+	multiply(8) // the first ones take longer
+	ticks(reg.R10)
+	multiply(products)
+	ticks(reg.R11)
+	SUBQ(reg.R10, reg.R11)
+	MOVQ(reg.R11, Mem{Base: reg.RBX})
+	tileRelease()
+
+	const latency, perTurn = 3, 8 // cycles of a multiplication, and multiplications
+	MOVQ(I32(products*chained/latency/perTurn), reg.RCX)
+	ticks(reg.R10)
+	Label("chain")
+	for range perTurn {
+		IMULQ(reg.RSI, reg.RSI)
+	}
+	DECQ(reg.RCX)
+	JNZ(LabelRef("chain"))
+	ticks(reg.R11)
+	SUBQ(reg.R10, reg.R11)
+	MOVQ(reg.R11, Mem{Base: reg.RBX, Disp: 8})
+	RET()
+}
+
+// ticks reads the clock when everything before is done.
+func ticks(to reg.GPPhysical) {
+	LFENCE()
+	RDTSC()
+	SHLQ(I8(32), reg.RDX)
+	ORQ(reg.RDX, reg.RAX)
+	MOVQ(reg.RAX, to)
+	LFENCE()
 }

@@ -1,0 +1,42 @@
+package kernel
+
+// Products of packed rows with 8-bit weights that stay in tiles (see gen/amx_staying.go): the sums of a pass and a tile of
+// the weight wait in memory, as integers, until all of k is multiplied.
+const (
+	stayK    = 2 * tileK        // k of a step
+	stayRows = tilePass / 2     // the least rows of a pass, because each step loads its weights anew
+	stayAsk  = tileRows / 2     // the last steps, which ask for the room for results: two rows in each group
+	staySums = tileRows * TileN // sums of a group
+)
+
+// stay multiplies with whole tiles of the weight, those of the first columns.
+func (p *tileProduct) stay(columns int) {
+	groups, rows := tileGroups(p.count)
+	steps := p.x.K / stayK
+	for j := 0; j < columns; j += TileN {
+		clear(p.sums[:groups*staySums])
+		before := max(0, steps-stayAsk)
+		if before > 0 {
+			p.steps(j, 0, before, 0)
+		}
+		p.steps(j, before, steps, 4*p.y.Stride)
+
+		scales := p.columnScales(p.tile(j))
+		for row := 0; row < p.count; row += rows {
+			q8cScaleAMX(min(rows, p.count-row), p.y.at(p.first+row, j), 4*p.y.Stride, &p.sums[row/rows*staySums],
+				&p.x.Scale[p.first+row], &scales[0])
+		}
+	}
+}
+
+// steps adds the products of steps from..to-1 of the tile that begins at column j to the sums of the pass. The room for
+// results is asked for, ldy bytes from row to row, or only that for the first row if ldy is 0.
+func (p *tileProduct) steps(j, from, to, ldy int) {
+	const weights = stayK * TileN // bytes of a step
+	groups, rows := tileGroups(p.count)
+	config := shapeNibbles(rows, tileK)
+	w, at := p.tile(j), from*weights
+	tile := tileK * p.count // bytes of a tile of all rows
+	q8cStayingAMX(&config[0], groups, &p.x.Bytes[p.first*p.padded+2*from*tile], tileK*rows, tile, 2*tile, &w[at], to-from,
+		&p.room[0], &p.sums[0], &p.room[2*staySums], p.next(w, at), min(weights/groups, 4*cacheLine), p.y.at(p.first, j), ldy)
+}
