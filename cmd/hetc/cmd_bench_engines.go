@@ -30,6 +30,9 @@ func newBenchEngines(ui *cli.Streams) *cobra.Command {
 	flags.IntSliceVar(&opts.Depths, "depth", []int{256}, "tokens in the cache before decoding; several are measured each")
 	flags.IntSliceVar(&opts.Cores, "cores", nil, "cores to run on, one thread each (default all this process may use)")
 	flags.IntVar(&opts.Rounds, "rounds", 6, "processes for each engine and task")
+	flags.Float64Var(&opts.Finalists, "finalists", 0,
+		"after the first round measure only forms of other engines that took at most so many times as long as the "+
+			"fastest one in the task, such as 1.5; 0: all forms in all rounds")
 	flags.IntVar(&opts.Reps, "reps", 2,
 		"repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
 	flags.StringSliceVar(&opts.Formats, "formats", []string{"Q4_0", "Q8_0"}, "llama.cpp's formats to measure")

@@ -340,7 +340,8 @@ func (b *enginesBench) play(
 	const patience = time.Minute // to wait for cores that other processes use
 	match := engines.Match{
 		Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed,
-		Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef,
+		Timeout: b.timeout, Budget: b.match, Finalists: b.Finalists, Quiet: b.MaxOthers, Patience: patience,
+		Note: b.s.Notef,
 	}
 	return match.Play(ctx)
 }

@@ -27,6 +27,7 @@ type EnginesOptions struct {
 	Rounds, Reps int     // processes for each engine and task, and repetitions in each process
 	Seed         uint64  // of the order of processes
 	MaxOthers    float64 // cores that other processes may keep busy meanwhile; 0: that is not checked
+	Finalists    float64 // factor to the fastest form within which others go on after the first round; 0: all do
 
 	Workload, Plan, SoC          string
 	Memory                       string // bound of a second plan: a size, or the format whose peak memory it is
@@ -81,6 +82,10 @@ func (o *EnginesOptions) checkNumbers() error {
 		return usage("--max-others %v: want 0 or more", o.MaxOthers)
 	}
 
+	if err := o.checkFinalists(); err != nil {
+		return err
+	}
+
 	for _, list := range []struct {
 		name   string
 		tokens []int
@@ -90,6 +95,23 @@ func (o *EnginesOptions) checkNumbers() error {
 				return usage("--%s %d: want 1 to %d", list.name, tokens, mostTokens)
 			}
 		}
+	}
+	return nil
+}
+
+// checkFinalists refuses factors by which no form, or every one, would go on, and a choice that comes too late.
+func (o *EnginesOptions) checkFinalists() error {
+	const most = 1000
+	factor := o.Finalists
+	switch {
+	case factor == 0:
+		return nil
+	case !(factor >= 1 && factor <= most):
+		return usage("--finalists %v: want a factor from 1 to %d, or 0 to measure all forms in all rounds", factor, most).
+			WithHint("a form goes on that took at most so many times as long as the fastest one, such as 1.5 times")
+	case o.Rounds == 1:
+		return usage("--finalists %v needs more than one round: it chooses the forms that go on after the first", factor).
+			WithHint("give --rounds 2 or more, or leave --finalists out")
 	}
 	return nil
 }

@@ -91,12 +91,22 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 			"the mean, for reading the weights once a token.", gbps[0], gbps[1])
 	}
 	b.showSpeeds(out, model)
-	if result.Rounds < 6 {
-		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
+	if few(result) {
+		out.text("Intervals of fewer than %d processes do not reach 95 %%, and a single process has none.", confident)
 	}
 	showRatios(out, result)
 	b.showMemory(out, model)
 	b.showQuality(out, model)
+}
+
+// confident is the number of samples from which on an interval of order statistics covers 95 %.
+const confident = 6
+
+// few reports whether a form was measured in too few processes for an interval of 95 %.
+func few(result *engines.Result) bool {
+	return slices.ContainsFunc(result.Series, func(s engines.Series) bool {
+		return s.Summary.N > 0 && s.Summary.N < confident
+	})
 }
 
 // describe says what was compared, and how undisturbed it was.
@@ -116,6 +126,11 @@ func (b *enginesBench) describe(out *page, env record.Environment, model *Engine
 		cli.Count(result.Rounds, "round"), result.Seed, processes, result.Seconds)
 	if result.Stopped {
 		out.text("%d rounds were wanted: time ran out, or the command was interrupted.", b.Rounds)
+	}
+	if result.Finalists > 0 {
+		out.text("A form of another engine went on after the first round only if it had taken at most %g times as long "+
+			"as the fastest form of any other engine in the task (--finalists). Those that did not are marked as "+
+			"dropped, and a ratio to them is of the rounds that they took part in.", result.Finalists)
 	}
 	if b.MaxOthers > 0 {
 		out.text("%d of them ran while other programs used more than %.2f cores; %d more were repeated for that "+
@@ -159,28 +174,10 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 			if series.Task != task {
 				continue
 			}
-			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N),
-				fmt.Sprintf("%.1f", series.Summary.Median), interval(series.Summary, "%.1f"), "", "", mib(series.Peak)}
-			switch {
-			case series.Summary.N == 0:
-				row[4], row[5] = "-", ""
-			case task.Start > 0:
-				// Starting is one event, so its rate per second is shown as a time; the bounds change places.
-				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
-				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
-			}
-			if series.Engine == "hetc" {
-				if ratio := hardest(result, series.Form, task); ratio != nil {
-					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best),
-						interval(ratio.Summary, "%.2f")
-				}
-			}
-			switch {
-			case series.Failed != "":
-				row[6] = "failed"
-			case series.Dropped:
-				row[6] = "slower throughout, dropped"
-			}
+			speed, bounds := speedOf(&series)
+			ratio, ratioBounds := standing(result, &series)
+			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N), speed, bounds,
+				ratio, ratioBounds, mib(series.Peak)}
 			if stream > 0 {
 				row = append(row, shareOf(stream, &series))
 			}
@@ -194,6 +191,42 @@ func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
 	out.table(header, rows)
 }
 
+// speedOf returns two cells of a table: the median speed of a form and its interval. Starting is one event, so that its
+// rate is shown as a time, in which the bounds change places.
+func speedOf(series *engines.Series) (median, bounds string) {
+	rate := series.Summary
+	switch {
+	case rate.N == 0:
+		return "-", ""
+	case series.Task.Start == 0:
+		return fmt.Sprintf("%.1f", rate.Median), interval(rate, "%.1f")
+	}
+	time := stat.Summary{N: rate.N, Low: 1e3 / rate.High, High: 1e3 / rate.Low}
+	return fmt.Sprintf("%.0f ms", 1e3/rate.Median), interval(time, "%.0f ms")
+}
+
+// standing returns two cells of a table: the ratio of a form of hetc to the fastest other engine, with its interval, or
+// why a form of another engine was measured no further.
+func standing(result *engines.Result, series *engines.Series) (cell, bounds string) {
+	switch {
+	case series.Failed != "":
+		return "failed", ""
+	case series.Dropped != "":
+		return "dropped: " + series.Dropped, ""
+	case series.Engine != "hetc":
+		return "", ""
+	}
+	ratio := hardest(result, series.Form, series.Task)
+	if ratio == nil {
+		return "", ""
+	}
+	cell = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best)
+	if n := ratio.Summary.N; n != series.Summary.N {
+		cell += ", " + cli.Count(n, "round")
+	}
+	return cell, interval(ratio.Summary, "%.2f")
+}
+
 // shareOf returns the share of a bandwidth at which a form reads its weights in decode, as a cell of a table.
 func shareOf(gbps float64, series *engines.Series) string {
 	rate := float64(series.WeightBytes) * series.Summary.Median / 1e9
@@ -203,11 +236,18 @@ func shareOf(gbps float64, series *engines.Series) string {
 	return fmt.Sprintf("%.0f %%", 100*rate/gbps)
 }
 
-// hardest returns the ratio of a form of hetc to the engine that is fastest on a task, nil where there is none.
+// hardest returns the ratio of a form of hetc to the engine that is fastest on a task, nil where there is none. A ratio to
+// a form that was dropped is of fewer rounds, and another one was faster in these.
 func hardest(result *engines.Result, form string, task engines.Task) (least *engines.Ratio) {
 	for i := range result.Ratios {
 		ratio := &result.Ratios[i]
-		if ratio.Form == form && ratio.Task == task && (least == nil || ratio.Summary.Median < least.Summary.Median) {
+		if ratio.Form != form || ratio.Task != task {
+			continue
+		}
+		switch {
+		case least == nil, least.Dropped && !ratio.Dropped:
+			least = ratio
+		case ratio.Dropped == least.Dropped && ratio.Summary.Median < least.Summary.Median:
 			least = ratio
 		}
 	}
@@ -231,11 +271,16 @@ func showRatios(out *page, result *engines.Result) {
 	var rows [][]string
 	for _, ratio := range result.Ratios {
 		seen[ratio.Peer] = true
-		rows = append(rows, []string{ratio.Task.String(), ratio.Form, ratio.Peer, ratio.Best,
-			fmt.Sprintf("%.2f", ratio.Summary.Median), interval(ratio.Summary, "%.2f")})
+		best := ratio.Best
+		if ratio.Dropped {
+			best += ", dropped"
+		}
+		rows = append(rows, []string{ratio.Task.String(), ratio.Form, ratio.Peer, best,
+			fmt.Sprint(ratio.Summary.N), fmt.Sprintf("%.2f", ratio.Summary.Median), interval(ratio.Summary, "%.2f")})
 	}
 	if len(seen) > 1 {
-		out.table([]string{"task", "hetc's form", "engine", "its fastest form", ">ratio", ">95 % interval"}, rows)
+		out.table([]string{"task", "hetc's form", "engine", "its fastest form", ">rounds", ">ratio", ">95 % interval"},
+			rows)
 	}
 }
 
@@ -315,8 +360,11 @@ func peersOf(r *engines.Result) (out []string) {
 	return out
 }
 
-// interval formats the 95 % interval of a summary.
+// interval formats the 95 % interval of a summary, "-" for a single sample, which has none.
 func interval(s stat.Summary, format string) string {
+	if s.N < 2 {
+		return "-"
+	}
 	return fmt.Sprintf(format+".."+format, s.Low, s.High)
 }
 

@@ -1,15 +1,19 @@
 package bench
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/profiler/stat"
 )
 
@@ -36,6 +40,11 @@ func TestHardest(t *testing.T) {
 	if got := hardest(result, "plan", task); got == nil || got.Peer != "b" {
 		t.Errorf("got %+v, want the ratio to b", got)
 	}
+	result.Ratios = append(result.Ratios, engines.Ratio{Form: "plan", Peer: "d", Task: task, Dropped: true,
+		Summary: stat.Summary{N: 1, Median: 1.2}})
+	if got := hardest(result, "plan", task); got == nil || got.Peer != "b" {
+		t.Errorf("got %+v, want the ratio to b: d was slower than another engine and dropped", got)
+	}
 	if got := hardest(result, "nothing", task); got != nil {
 		t.Errorf("got %+v, want none", got)
 	}
@@ -50,6 +59,63 @@ func TestHardest(t *testing.T) {
 		if got := lossOf(quality, &engines.Series{Engine: c.engine, Form: c.form, Task: c.task}); got != c.want {
 			t.Errorf("%s %s, %v: got %q, want %q", c.engine, c.form, c.task, got, c.want)
 		}
+	}
+}
+
+// A table says how many processes a figure comes from, why a form was dropped, and no interval of one process.
+func TestSpeedsOfFewProcesses(t *testing.T) {
+	task, start := engines.Task{Prompt: 8, Reps: 1}, engines.Task{Start: 8, Reps: 1}
+	once, twice := stat.Summary{N: 1, Median: 50, Low: 50, High: 50}, stat.Summary{N: 2, Median: 45, Low: 40, High: 50}
+	result := &engines.Result{
+		Rounds:    2,
+		Finalists: 1.5,
+		Series: []engines.Series{
+			{Engine: "hetc", Form: "plan", Task: task, Summary: twice},
+			{Engine: "a", Form: "w8", Task: task, Summary: once, Dropped: "took 1.80 x as long as b w4 in round 1"},
+			{Engine: "b", Form: "w4", Task: task, Summary: twice},
+			{Engine: "c", Form: "w4", Task: task, Failed: "it crashed"},
+			{Engine: "c", Form: "w4", Task: start, Summary: twice},
+		},
+		Ratios: []engines.Ratio{
+			{Form: "plan", Task: task, Peer: "a", Best: "w8", Dropped: true, Summary: stat.Summary{N: 1, Median: 1.5}},
+			{Form: "plan", Task: task, Peer: "b", Best: "w4", Summary: stat.Summary{N: 2, Median: 0.9, Low: 0.8, High: 1}},
+		},
+	}
+	var printed bytes.Buffer
+	out := &page{s: &cli.Streams{Out: &printed, Err: io.Discard}}
+	b := &enginesBench{EnginesOptions: &EnginesOptions{Rounds: 2, Cores: []int{0}}}
+
+	b.show(out, record.Environment{CPU: "some CPU"}, &EnginesModel{Name: "m", Match: result})
+
+	for _, want := range []string{
+		"at most 1.5 times as long as the fastest form of any other engine in the task (--finalists)",
+		"Intervals of fewer than 6 processes do not reach 95 %, and a single process has none.",
+		"| prefill 8 | hetc | plan | 2 | 45.0 | 40.0..50.0 | 0.90 x b w4 | 0.80..1.00 | - |",
+		"| prefill 8 | a | w8 | 1 | 50.0 | - | dropped: took 1.80 x as long as b w4 in round 1 |  | - |",
+		"| prefill 8 | c | w4 | 0 | - |  | failed |  | - |",
+		"| start, first token after 8 | c | w4 | 2 | 22 ms | 20 ms..25 ms |  |  | - |",
+		"| prefill 8 | plan | a | w8, dropped | 1 | 1.50 | - |",
+		"| prefill 8 | plan | b | w4 | 2 | 0.90 | 0.80..1.00 |",
+	} {
+		if !strings.Contains(out.md.String(), want) {
+			t.Errorf("want %q in\n%s", want, out.md.String())
+		}
+	}
+	if !strings.Contains(printed.String(), "dropped: took 1.80 x as long as b w4 in round 1") {
+		t.Errorf("the terminal shows\n%s", printed.String())
+	}
+}
+
+// A fastest form that failed after its first process has one round, and the table says so.
+func TestStandingOfOneRound(t *testing.T) {
+	task := engines.Task{Prompt: 8, Reps: 1}
+	own := &engines.Series{Engine: "hetc", Form: "plan", Task: task, Summary: stat.Summary{N: 3}}
+	result := &engines.Result{Ratios: []engines.Ratio{
+		{Form: "plan", Task: task, Peer: "a", Best: "w8", Summary: stat.Summary{N: 1, Median: 1.5}},
+	}}
+	cell, bounds := standing(result, own)
+	if cell != "1.50 x a w8, 1 round" || bounds != "-" {
+		t.Errorf("got %q and %q", cell, bounds)
 	}
 }
 

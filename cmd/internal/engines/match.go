@@ -14,15 +14,18 @@ import (
 
 // Match is a comparison of engines on tasks.
 type Match struct {
-	Engines  []Engine
-	Tasks    []Task
-	Cores    []int // as many threads run
-	Rounds   int   // each with a process for every engine and task
-	Seed     uint64
-	Timeout  time.Duration // of one process
-	Budget   time.Duration // no round begins that would end after it; 0: none
-	Quiet    float64       // cores that others may use meanwhile, or the process is repeated; 0: that is not checked
-	Patience time.Duration // for which all processes together wait for a quiet machine
+	Engines []Engine
+	Tasks   []Task
+	Cores   []int // as many threads run
+	Rounds  int   // each with a process for every engine and task
+	Seed    uint64
+	Timeout time.Duration // of one process
+	Budget  time.Duration // no round begins that would end after it; 0: none
+	// Finalists is the factor by which a form of another engine may be slower than the fastest one and go on after the
+	// first round; 0: all go on (see drop)
+	Finalists float64
+	Quiet     float64       // cores that others may use meanwhile, or the process is repeated; 0: that is not checked
+	Patience  time.Duration // for which all processes together wait for a quiet machine
 
 	Note func(format string, args ...any) // progress; not nil
 }
@@ -46,13 +49,14 @@ type Series struct {
 	Backend string       `json:"backend"`
 	Samples []Sample     `json:"samples"`
 	Summary stat.Summary `json:"tokens_per_s"`      // over processes, of their medians; zero without any
-	Dropped bool         `json:"dropped,omitempty"` // after the first rounds, as slower than another form throughout
-	Failed  string       `json:"failed,omitempty"`  // why it was measured no further
+	Dropped string       `json:"dropped,omitempty"` // why it was measured no further: slower than which form
+	Failed  string       `json:"failed,omitempty"`  // why it was measured no further: an error
 	Peak    int64        `json:"peak_bytes"`        // the largest of all processes
 	// of decoding a token; 0: not known
 	WeightBytes int64 `json:"weight_bytes_per_token,omitempty"`
 
-	took time.Duration // in the last round
+	took     time.Duration // in the last round
+	finalist bool          // passed the rule of Match.Finalists, which applies once
 }
 
 // Ratio compares hetc with the fastest form of another engine on a task.
@@ -61,12 +65,14 @@ type Ratio struct {
 	Task    Task         `json:"task"`
 	Peer    string       `json:"peer"`
 	Best    string       `json:"peer_form"`
-	Summary stat.Summary `json:"ratio"` // over rounds, of tokens per second
+	Dropped bool         `json:"peer_form_dropped,omitempty"` // so that it has fewer rounds than others
+	Summary stat.Summary `json:"ratio"`                       // over rounds, of tokens per second
 }
 
 // Result is a match that was played.
 type Result struct {
 	Rounds    int      `json:"rounds"`
+	Finalists float64  `json:"finalists,omitempty"` // as in Match
 	Cores     []int    `json:"cores"`
 	Seed      uint64   `json:"seed"`
 	Series    []Series `json:"series"`
@@ -83,7 +89,7 @@ type Result struct {
 // interrupted after its first round returns what was measured together with the error.
 func (m *Match) Play(ctx context.Context) (*Result, error) {
 	began := time.Now()
-	result := &Result{Cores: m.Cores, Seed: m.Seed}
+	result := &Result{Finalists: m.Finalists, Cores: m.Cores, Seed: m.Seed}
 	for _, task := range m.Tasks {
 		for _, engine := range m.Engines {
 			result.Series = append(result.Series, Series{Engine: engine.Name(), Form: engine.Form(), Task: task})
@@ -111,11 +117,8 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 		}
 		result.Rounds++
 		m.Note("round %d of %d: %v", round+1, m.Rounds, time.Since(start).Round(time.Second))
-		switch result.Rounds {
-		case 1:
-			drop(result.Series, clearly)
-		case trialRounds:
-			drop(result.Series, 1)
+		if result.Rounds < m.Rounds {
+			m.drop(result)
 		}
 	}
 	result.Seconds = time.Since(began).Seconds()
@@ -149,7 +152,7 @@ func (m *Match) round(ctx context.Context, result *Result, rng *rand.Rand, waits
 }
 
 // over reports whether a series is measured no further.
-func (s *Series) over() bool { return s.Dropped || s.Failed != "" }
+func (s *Series) over() bool { return s.Dropped != "" || s.Failed != "" }
 
 // nextRound returns how long another round takes if each process takes as long as in the last one.
 func (r *Result) nextRound() (sum time.Duration) {
@@ -175,45 +178,6 @@ func (m *Match) fail(result *Result, failed *Series, err error) {
 			series.Failed = fmt.Sprintf("%v took too long", failed.Task)
 		}
 	}
-}
-
-// Forms that cannot win any more are dropped after trialRounds, and after the first round those that are slower than
-// another one by the factor clearly. Between two rounds the machine itself may get faster by a half at most.
-const (
-	trialRounds = 2
-	clearly     = 1.5
-)
-
-// drop leaves out forms of an engine whose every process was slower on a task, by a factor, than every process of another
-// form of the same engine: a ratio is to the fastest form alone. hetc's forms all stay.
-func drop(all []Series, factor float64) {
-	for i := range all {
-		own := &all[i]
-		for j := range all {
-			other := &all[j]
-			if own.Engine != "hetc" && other.Engine == own.Engine && other.Task == own.Task &&
-				own.Failed == "" && other.Failed == "" && factor*fastest(own) < slowest(other) {
-				own.Dropped = true
-			}
-		}
-	}
-}
-
-// fastest is the best rate of a series.
-func fastest(s *Series) (tps float64) {
-	for _, sample := range s.Samples {
-		tps = max(tps, sample.Median)
-	}
-	return tps
-}
-
-// slowest is the worst rate of a series.
-func slowest(s *Series) float64 {
-	tps := s.Samples[0].Median
-	for _, sample := range s.Samples {
-		tps = min(tps, sample.Median)
-	}
-	return tps
 }
 
 // measure runs one process, or up to three while others are at work and there are repeats left; the least
@@ -296,12 +260,8 @@ func (r *Result) summarise() error {
 		if len(series.Samples) == 0 {
 			continue
 		}
-		var medians []float64
-		for _, sample := range series.Samples {
-			medians = append(medians, sample.Median)
-		}
 		var err error
-		if series.Summary, err = stat.Summarise(medians); err != nil {
+		if series.Summary, err = stat.Summarise(rates(series)); err != nil {
 			return err
 		}
 	}
@@ -310,7 +270,8 @@ func (r *Result) summarise() error {
 		if own.Engine != "hetc" {
 			continue
 		}
-		// by round, so that what disturbs a round disturbs both sides of its ratio
+		// By round, so that what disturbs a round disturbs both sides of its ratio. Every series has a sample of each
+		// round from the first to its last.
 		for _, peer := range r.best(own.Task) {
 			var ratios []float64
 			for k := range min(len(own.Samples), len(peer.Samples)) {
@@ -321,29 +282,39 @@ func (r *Result) summarise() error {
 				return err
 			}
 			r.Ratios = append(r.Ratios,
-				Ratio{Form: own.Form, Task: own.Task, Peer: peer.Engine, Best: peer.Form, Summary: sum})
+				Ratio{Form: own.Form, Task: own.Task, Peer: peer.Engine, Best: peer.Form, Dropped: peer.Dropped != "",
+					Summary: sum})
 		}
 	}
 	return nil
 }
 
-// best are the fastest forms of the other engines on a task, one for each.
+// best are the fastest forms of the other engines on a task, one for each. A form that was dropped counts only where its
+// engine has no other.
 func (r *Result) best(t Task) []*Series {
 	var out []*Series
 	for i := range r.Series {
 		series := &r.Series[i]
-		if series.Engine == "hetc" || series.Task != t || series.Dropped || len(series.Samples) == 0 {
+		if series.Engine == "hetc" || series.Task != t || len(series.Samples) == 0 {
 			continue
 		}
 		at := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == series.Engine })
 		switch {
 		case at < 0:
 			out = append(out, series)
-		case series.Summary.Median > out[at].Summary.Median:
+		case better(series, out[at]):
 			out[at] = series
 		}
 	}
 	return out
+}
+
+// better reports whether a form represents its engine rather than another one.
+func better(s, other *Series) bool {
+	if goesOn := s.Dropped == ""; goesOn != (other.Dropped == "") {
+		return goesOn
+	}
+	return s.Summary.Median > other.Summary.Median
 }
 
 // Peak is the largest memory of an engine's form over all tasks, bytes.

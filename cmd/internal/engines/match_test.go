@@ -116,8 +116,8 @@ func TestMatch(t *testing.T) {
 		{processes: 2, rate: 4, dropped: true},
 	} {
 		s := r.Series[i]
-		if len(s.Samples) != want.processes || s.Summary.Median != want.rate || s.Dropped != want.dropped {
-			t.Errorf("%s %s %v: %d processes, %v tokens/s, dropped %v; want %+v", s.Engine, s.Form, s.Task,
+		if len(s.Samples) != want.processes || s.Summary.Median != want.rate || (s.Dropped != "") != want.dropped {
+			t.Errorf("%s %s %v: %d processes, %v tokens/s, dropped %q; want %+v", s.Engine, s.Form, s.Task,
 				len(s.Samples), s.Summary.Median, s.Dropped, want)
 		}
 		if s.Version != "1" || s.Backend != "sh" {
@@ -292,8 +292,8 @@ func TestMatchPeerFails(t *testing.T) {
 		{samples: 1, failed: "sh failed: exit status 3: no memory left"},
 		{samples: 0, failed: `no number: "fast\n": sorry`},
 	} {
-		if s := r.Series[i]; len(s.Samples) != want.samples || s.Failed != want.failed || s.Dropped {
-			t.Errorf("%s %s, %v: %d samples, dropped %v, failed %q; want %+v", s.Engine, s.Form, s.Task, len(s.Samples),
+		if s := r.Series[i]; len(s.Samples) != want.samples || s.Failed != want.failed || s.Dropped != "" {
+			t.Errorf("%s %s, %v: %d samples, dropped %q, failed %q; want %+v", s.Engine, s.Form, s.Task, len(s.Samples),
 				s.Dropped, s.Failed, want)
 		}
 	}
