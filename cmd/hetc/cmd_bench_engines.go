@@ -51,7 +51,7 @@ func newBenchEngines(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.Markdown, "markdown", "", "file for the tables as Markdown")
 	flags.StringVar(&opts.Budget, "budget", "",
 		"time for the rounds of one model; what does not fit is left out, and it says so")
-	flags.StringVar(&opts.ProfileBudget, "profile-budget", "60s", "time to measure operators for a plan")
+	flags.StringVar(&opts.ProfileBudget, "profile-budget", "5m", "time to measure operators for a plan")
 	flags.StringVar(&opts.Limit, "timeout", "5m", "time for one process")
 	flags.Float64Var(&opts.MaxOthers, "max-others", 0.15,
 		"cores that other processes may use meanwhile; else a process is repeated, and it says so; 0: do not look")
