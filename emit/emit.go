@@ -76,7 +76,6 @@ type Memo interface {
 // Names of blobs that hetrun looks for.
 const (
 	PlanBlob        = "plan"
-	tokenizerBlob   = "tokenizer"
 	ReportBlob      = "npu-report"
 	PrefixBlob      = "prefix"
 	SelfTestBlob    = "self-test"

@@ -443,17 +443,6 @@ func (c *Costs) Launch(proc string) (Prediction, error) {
 	return Prediction{NS: launch, LowNS: launch, HighNS: launch, Source: known.LaunchSource}, nil
 }
 
-// load returns the time of loading a graph with that many bytes of weights; 0 from the description if no load was
-// measured.
-func (c *Costs) load(proc string, bytes int64) Prediction {
-	known := c.look().processors[proc]
-	if known == nil || known.LoadNS == 0 && known.LoadNSPerMB == 0 {
-		return Prediction{Source: source.Described}
-	}
-	load := known.LoadNS + float64(known.LoadNSPerMB*(float64(bytes)/1e6))
-	return spread(load, boundError, source.Interpolated)
-}
-
 // Sync returns the time from a processor setting a flag to another one seeing it; false when that is not known.
 func (c *Costs) Sync(from, to string) (Prediction, bool) {
 	if from == to {

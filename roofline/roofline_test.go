@@ -415,8 +415,8 @@ func TestWholeMachine(t *testing.T) {
 	if _, ok := costs.Copy("cpu", "npu", 1); ok {
 		t.Error("copy between processors that share memory")
 	}
-	if p := costs.load("gpu", 10_000_000); math.Abs(float64(p.NS)/11e6-1) > 0.01 {
-		t.Errorf("load of 10 MB: %+v, want 11 ms", p)
+	if gpu := costs.look().processors["gpu"]; math.Abs((gpu.LoadNS+10*gpu.LoadNSPerMB)/11e6-1) > 0.01 {
+		t.Errorf("loading takes %v ns and %v ns per MB, want 11 ms for 10 MB", gpu.LoadNS, gpu.LoadNSPerMB)
 	}
 	for _, x := range costs.Sharing {
 		if slices.Equal(x.Procs, []string{"gpu", "npu"}) && (math.Abs(x.BytesPerNS/78-1) > 0.1 ||

@@ -390,35 +390,6 @@ func (s *Set) check(added *Measurement) error {
 	return nil
 }
 
-// Merge adds the measurements and compiler facts of other, which must be Compatible; keys already present stay.
-func (s *Set) merge(other *Set) error {
-	if err := s.Header.Compatible(&other.Header); err != nil {
-		return err
-	}
-	for _, table := range other.Header.Imported {
-		if !slices.Contains(s.Header.Imported, table) {
-			s.Header.Imported = append(slices.Clone(s.Header.Imported), table)
-		}
-	}
-	for _, what := range other.all {
-		if s.Has(what.Key()) {
-			continue
-		}
-		if err := s.Add(what); err != nil {
-			return err
-		}
-	}
-	for _, facts := range other.facts {
-		if s.LookupFacts(facts.Key()) != nil {
-			continue
-		}
-		if err := s.AddFacts(facts); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Has reports whether the key was measured.
 func (s *Set) Has(key string) bool { _, ok := s.byKey[key]; return ok }
 

@@ -171,19 +171,16 @@ func TestAccept(t *testing.T) {
 	for _, test := range []struct {
 		result milp.Result
 		status milp.Status
-		gap    float64
 	}{
-		{milp.Result{Status: milp.Optimal, X: answer(), Objective: 6.5 + 1e-7, Bound: 6.5 + 1e-7}, milp.Optimal, 0},
-		{milp.Result{Status: milp.Optimal, X: answer(), Objective: 6.5, Bound: 6}, milp.Feasible, 0.5 / 6.5},
-		{milp.Result{Status: milp.Feasible, X: answer(), Objective: 6.5, Bound: -inf}, milp.Feasible, inf},
-		{milp.Result{Status: milp.Infeasible, X: answer()}, milp.Infeasible, inf},
-		{milp.Result{Status: milp.Limit, Bound: 3}, milp.Limit, inf},
+		{milp.Result{Status: milp.Optimal, X: answer(), Objective: 6.5 + 1e-7, Bound: 6.5 + 1e-7}, milp.Optimal},
+		{milp.Result{Status: milp.Optimal, X: answer(), Objective: 6.5, Bound: 6}, milp.Feasible},
+		{milp.Result{Status: milp.Feasible, X: answer(), Objective: 6.5, Bound: -inf}, milp.Feasible},
+		{milp.Result{Status: milp.Infeasible, X: answer()}, milp.Infeasible},
+		{milp.Result{Status: milp.Limit, Bound: 3}, milp.Limit},
 	} {
 		got, err := model.Accept(test.result)
-		sameGap := got.Gap() == test.gap || math.Abs(got.Gap()-test.gap) <= 1e-12
-		if err != nil || got.Status != test.status || !sameGap {
-			t.Errorf("%+v: got %+v with gap %v, %v; want %q with %v", test.result, got, got.Gap(), err, test.status,
-				test.gap)
+		if err != nil || got.Status != test.status {
+			t.Errorf("%+v: got %+v, %v; want %q", test.result, got, err, test.status)
 		}
 	}
 

@@ -104,15 +104,3 @@ func (m *Model) Accept(answer Result) (Result, error) {
 	}
 	return answer, nil
 }
-
-// Gap returns how much better than the objective a solution could still be, relative to the objective: 0 when the bound
-// reaches it, infinite without a solution or a bound.
-func (r *Result) Gap() float64 {
-	switch {
-	case r.X == nil || math.IsInf(r.Bound, -1):
-		return math.Inf(1)
-	case r.Bound >= r.Objective:
-		return 0
-	}
-	return (r.Objective - r.Bound) / max(math.Abs(r.Objective), 1e-9)
-}

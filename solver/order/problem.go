@@ -57,9 +57,6 @@ func (p *Problem) result(order Order) Result {
 	return Result{Order: order, NS: p.newWalk(order.Starts).time(order.Turns)}
 }
 
-// Time returns the time of all layers in an order, in ns.
-func (p *Problem) Time(order Order) int64 { return p.result(order).NS }
-
 // Greedy returns the order in which the paper's rule (Graph.Greedy) starts the tasks of a layer in the middle, repeated
 // for all layers. Of the orders that begin with different tasks it returns the best.
 func (p *Problem) Greedy() Result {

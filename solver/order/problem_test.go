@@ -150,7 +150,7 @@ func TestExactOrderIsTheLeast(t *testing.T) {
 				if took == math.MaxInt64 {
 					t.Fatalf("%+v in %+v waits in a circle", posed, order)
 				}
-				if have := posed.Time(order); have != took {
+				if have := posed.result(order).NS; have != took {
 					t.Fatalf("%+v in %+v takes %d ns, want %d ns", posed, order, have, took)
 				}
 				least = min(least, took)
@@ -161,11 +161,11 @@ func TestExactOrderIsTheLeast(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.NS != least || got.BoundNS != least || posed.Time(got.Order) != least {
+		if got.NS != least || got.BoundNS != least || posed.result(got.Order).NS != least {
 			t.Fatalf("%+v: %+v, the least is %d ns", posed, got, least)
 		}
 		plain, greedy := posed.InOrder(), posed.Greedy()
-		if plain.NS < least || greedy.NS < least || posed.Time(greedy.Order) != greedy.NS {
+		if plain.NS < least || greedy.NS < least || posed.result(greedy.Order).NS != greedy.NS {
 			t.Fatalf("%+v: in order %d ns, by the rule %d ns, the least is %d ns", posed, plain.NS, greedy.NS, least)
 		}
 	})
