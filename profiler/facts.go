@@ -65,7 +65,7 @@ const sharedGraphs = 4
 // have, each with the next two multiples of 8 and of the processor's granularity.
 func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) ([]FactRequest, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
-	if err := list.want(model, want); err != nil {
+	if err := list.apply(model, want); err != nil {
 		return nil, err
 	}
 	graph := model.Graph()

@@ -95,7 +95,7 @@ func (p *fakeProcessor) Attach() error {
 func (p *fakeProcessor) Bounds() driver.Bounds {
 	return driver.Bounds{Kernels: "fake", Stream: func(data []byte) uint64 {
 		p.f.streams.Add(int64(len(data)))
-		return sum(data)
+		return readMemory(data)
 	}}
 }
 

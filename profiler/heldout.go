@@ -23,7 +23,7 @@ func HeldOut(
 	soc *socs.SoC, model *models.Model, want Want, requests []Request, count int, seed uint64,
 ) ([]Request, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
-	if err := list.want(model, want); err != nil {
+	if err := list.apply(model, want); err != nil {
 		return nil, err
 	}
 	sampled, whole := sampledRows(requests)

@@ -50,7 +50,7 @@ func (p *prober) measureJoint(ctx context.Context, run *runner, proc *socs.Proce
 		}
 		cores := fmt.Sprint(other.Cores)
 		if _, ok := known[cores]; !ok {
-			p.o.note("memory bandwidth of %s beside cores %v", proc.Name, other.Cores)
+			p.options.note("memory bandwidth of %s beside cores %v", proc.Name, other.Cores)
 			if known[cores], err = p.jointBandwidth(ctx, run, ld, queue, other.Cores); err != nil {
 				return fmt.Errorf("measure %s beside cores %v: %w", proc.Name, other.Cores, err)
 			}
@@ -95,12 +95,12 @@ func (p *prober) jointBandwidth(
 	case <-started:
 	case <-ctx.Done():
 	}
-	window := p.o.window
+	window := p.options.window
 	if window == 0 {
 		window = jointWindow
 	}
 	from := time.Now()
-	read, err := rates(ctx, cores, nil, jointSamples, window, reading(memory, len(cores), p.read))
+	read, err := sampleRates(ctx, cores, nil, jointSamples, window, reading(memory, len(cores), p.read))
 	to := time.Now()
 	stop.Store(true)
 	if failed := wait(); err == nil {

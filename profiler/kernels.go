@@ -186,11 +186,11 @@ type comparison struct {
 
 // kernelLine is one line of the comparison and its samples, one a round.
 type kernelLine struct {
-	kernel Kernel
-	visit  func(ctx context.Context) (rate, bound float64, err error) // one sample of both
-	rates  []float64
-	shares []float64
-	issued [][]float64 // by each core, the lower of the readings before and after
+	kernel  Kernel
+	measure func(ctx context.Context) (rate, bound float64, err error) // one sample of both
+	rates   []float64
+	shares  []float64
+	issued  [][]float64 // by each core, the lower of the readings before and after
 }
 
 // run makes the lines of all sets, then visits them round by round in random order. groups is the
@@ -243,7 +243,7 @@ func (c *comparison) sample(ctx context.Context, line *kernelLine, counts bool) 
 	if err != nil {
 		return err
 	}
-	rate, bound, err := line.visit(ctx)
+	rate, bound, err := line.measure(ctx)
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (c *comparison) watchIssueRate(ctx context.Context, one *lane, loop func(in
 		}
 
 		for i := range out[1:] {
-			rate, err := rates(ctx, c.options.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
+			rate, err := sampleRates(ctx, c.options.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
 			if err != nil {
 				return nil, err
 			}
@@ -350,7 +350,7 @@ func (c *comparison) bestIssue() []float64 {
 
 // add adds a line. visit takes one sample of its rate and of its bound, 0 where nothing bounds it.
 func (c *comparison) add(line Kernel, visit func(context.Context) (float64, float64, error)) {
-	c.lines = append(c.lines, &kernelLine{kernel: line, visit: visit})
+	c.lines = append(c.lines, &kernelLine{kernel: line, measure: visit})
 }
 
 // has reports whether a set has a line of that name.

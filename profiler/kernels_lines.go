@@ -221,7 +221,7 @@ func (s *kernelSet) addAttention(ctx context.Context) error {
 			if number > 0 && !slices.Contains(usual, cached) {
 				continue
 			}
-			operator := s.step(shape, cached)
+			operator := s.decodeStep(shape, cached)
 			operator.M = rows
 			for _, positions := range []int{rows, longPrompt * rows} {
 				operator.Context = positions
@@ -240,8 +240,8 @@ func (s *kernelSet) addAttention(ctx context.Context) error {
 	return nil
 }
 
-// step returns attention of a decode step at the end of a long prompt.
-func (s *kernelSet) step(shape headShape, cached op.Type) op.Op {
+// decodeStep returns attention of a decode step at the end of a long prompt.
+func (s *kernelSet) decodeStep(shape headShape, cached op.Type) op.Op {
 	return op.Op{
 		Kind: op.Attention, M: 1, Heads: shape.heads, KVHeads: shape.kvHeads, HeadDim: shape.dim, KV: cached,
 		Context: longPrompt * s.size.rows[len(s.size.rows)/2],
@@ -276,7 +276,7 @@ func (s *kernelSet) allCores(ctx context.Context) error {
 
 	// The first shape of heads stands for all, because it needs the most multiply-adds for each byte.
 	for _, cached := range s.many.caps.KV {
-		operator := s.step(headShapes[0], cached)
+		operator := s.decodeStep(headShapes[0], cached)
 		if err := s.addStream(ctx, operator, cachedBytes(operator), "attention"); err != nil {
 			return err
 		}
@@ -287,7 +287,7 @@ func (s *kernelSet) allCores(ctx context.Context) error {
 
 // rate returns the work per nanosecond of cores together, in one window.
 func (s *kernelSet) rate(ctx context.Context, cores []int, work func(int) func() int64) (float64, error) {
-	all, err := rates(ctx, cores, nil, 1, 2*s.size.loop, work)
+	all, err := sampleRates(ctx, cores, nil, 1, 2*s.size.loop, work)
 	if err != nil {
 		return 0, err
 	}
@@ -358,7 +358,7 @@ func (s *kernelSet) addStream(ctx context.Context, operator op.Op, bytes int64, 
 		return err
 	}
 	memory := loaded.stores[len(loaded.stores)-1].region.Bytes()
-	if len(memory) < 2*len(cores)*chunk {
+	if len(memory) < 2*len(cores)*readChunk {
 		return nil
 	}
 

@@ -17,7 +17,7 @@ const maxCopies = 1024
 type loadedOp struct {
 	lane   *lane
 	op     op.Op
-	beside company
+	member groupMember
 	// exes and binds correspond: each execution uses the pair at next, and moves on.
 	exes   []driver.Executable
 	binds  []driver.Bindings
@@ -44,20 +44,20 @@ const (
 func (r *runner) loadOp(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64,
 ) (*loadedOp, error) {
-	return r.loadBeside(ctx, lane, operator, layout, footprint, alone)
+	return r.loadInGroup(ctx, lane, operator, layout, footprint, alone)
 }
 
-// company is how many operators are measured side by side, and the number of one of them. Each has weights and caches of
-// its own: it would find what another one has just read in a cache that their cores share.
-type company struct{ number, operators int }
+// groupMember is one of several operators that are measured side by side: its number, and how many they are. Each has
+// weights and caches of its own. Otherwise it would find in a shared cache what another one has just read.
+type groupMember struct{ number, operators int }
 
-var alone = company{number: 0, operators: 1}
+var alone = groupMember{number: 0, operators: 1}
 
-// loadBeside is loadOp for one of a company, whose operators share the footprint.
-func (r *runner) loadBeside(
-	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, beside company,
+// loadInGroup is loadOp for a member of a group, whose operators share the footprint.
+func (r *runner) loadInGroup(
+	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, beside groupMember,
 ) (*loadedOp, error) {
-	ld := &loadedOp{lane: lane, op: operator, beside: beside}
+	ld := &loadedOp{lane: lane, op: operator, member: beside}
 	if err := r.loadCopies(ctx, ld, layout, footprint); err != nil {
 		ld.close(ctx)
 		return nil, err
@@ -171,7 +171,7 @@ func (r *runner) reduceCopies(ld *loadedOp, copies []int64, footprint int64) ([]
 	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
 		return copies, nil
 	}
-	if ld.beside != alone {
+	if ld.member != alone {
 		return evenlySpaced(copies, someCopies), nil
 	}
 	evict, err := r.stream()
@@ -241,7 +241,7 @@ func (r *runner) weights(ld *loadedOp, graph *op.Graph, footprint int64) (driver
 		if ld.op.Kind == op.Estimate || ld.op.Kind == op.Select {
 			st, bytes, err = r.stores.heads(ld.op)
 		} else {
-			st, bytes, err = r.stores.weights(spec, cold, ld.beside.operators)
+			st, bytes, err = r.stores.weights(spec, cold, ld.member.operators)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -253,7 +253,7 @@ func (r *runner) weights(ld *loadedOp, graph *op.Graph, footprint int64) (driver
 		}
 		out = append(out, packed)
 		if cold > 0 {
-			copies = st.slots(bytes, cold, max(1, maxCopies/choices(ld.op)), ld.beside)
+			copies = st.slots(bytes, cold, max(1, maxCopies/choices(ld.op)), ld.member)
 		}
 	}
 	return out, copies, nil
@@ -345,14 +345,14 @@ func (r *runner) caches(ld *loadedOp, binds *driver.Bindings, footprint int64) (
 		return nil, diag.New(diag.ClassInput, "cache of %s has %d bytes, want at most %d",
 			operator.Key(), each, int64(maxActivation))
 	}
-	st, err := r.stores.cache(operator.KV, max(2*each*int64(ld.beside.operators), footprint))
+	st, err := r.stores.cache(operator.KV, max(2*each*int64(ld.member.operators), footprint))
 	if err != nil {
 		return nil, err
 	}
 	ld.stores = append(ld.stores, st)
 	offsets := []int64{0}
 	if footprint > 0 {
-		offsets = st.slots(2*each, footprint, maxCopies, ld.beside)
+		offsets = st.slots(2*each, footprint, maxCopies, ld.member)
 	}
 	for _, at := range offsets {
 		element, cols := operator.KV.CacheRow(operator.HeadDim)
@@ -405,7 +405,7 @@ func (ld *loadedOp) run(times int) (float64, error) {
 		// A pass over all copies begins: what the caches hold by now must go.
 		if ld.next == 0 && ld.evict != nil {
 			began := proc.Now()
-			sum(ld.evict)
+			readMemory(ld.evict)
 			if err := ld.runOnce(proc); err != nil {
 				return 0, err
 			}

@@ -68,7 +68,7 @@ func (m *meeting) word() string {
 // the way there and back: submitting the call, and noticing its end.
 func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Processor, launchNS float64) (best *meeting,
 	err error) {
-	p.o.note("ways of waiting for %s", proc.Name)
+	p.options.note("ways of waiting for %s", proc.Name)
 	names := []string{""}
 	if len(proc.Cores) == 0 {
 		names = append(names, slices.Sorted(maps.Keys(p.completions[proc.Name]))...)
@@ -98,7 +98,7 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}
 	rounds := meetingRounds
-	if p.o.memory > 0 { // tests
+	if p.options.memory > 0 { // tests
 		rounds = 5
 	}
 	for round := -meetingWarm; round < rounds; round++ {

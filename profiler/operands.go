@@ -44,16 +44,15 @@ func (o *operands) buffer(name string, numbers op.Type, bytes int64) (driver.Buf
 	if bytes > maxActivation {
 		return nil, diag.New(diag.ClassInput, "an operand has %d bytes, want at most %d", bytes, int64(maxActivation))
 	}
-	// Growing in steps of a half keeps the number of buffers that earlier measurements still
-	// hold small; they are freed when those are done.
-	old, err := o.proc.Alloc((bytes + bytes/2 + 4095) &^ 4095)
+	// Each buffer is half as large again as asked for, so that few are outgrown: those stay until the lane closes.
+	fresh, err := o.proc.Alloc((bytes + bytes/2 + 4095) &^ 4095)
 	if err != nil {
 		return nil, err
 	}
-	o.fill(old.Bytes(), numbers)
+	o.fill(fresh.Bytes(), numbers)
 	o.retire(name)
-	o.bufs[name] = old
-	return old, nil
+	o.bufs[name] = fresh
+	return fresh, nil
 }
 
 // retire renames an outgrown buffer, which stays until the lane closes because executables may be
@@ -161,8 +160,8 @@ func headNumbers(heads int, estimated float64) []float32 {
 	return op.SparseHeads(numbers)
 }
 
-// fill writes pseudo-random values that are valid in the type: numbers of magnitude below 1,
-// row-quantised bytes, ids below o.ids.
+// fill writes pseudo-random values that are valid in the type: numbers of magnitude below 1, row-quantised bytes, ids
+// below the vocabulary.
 func (o *operands) fill(data []byte, numbers op.Type) {
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	fillValues(data, numbers, max(o.vocabulary, 1), rng)
@@ -192,7 +191,7 @@ func fillValues(data []byte, numbers op.Type, ids int, rng *rand.Rand) {
 	repeat(data, pattern)
 }
 
-// repeat fills b with copies of pattern.
+// repeat fills data with copies of pattern.
 func repeat(data, pattern []byte) {
 	done := copy(data, pattern)
 	for done < len(data) {
@@ -204,21 +203,18 @@ func repeat(data, pattern []byte) {
 // a valid weight, so that cold operands can be placed anywhere in it.
 type store struct {
 	region *mem.Region
-	unit   int64  // in bytes: offsets of operands are multiples
+	unit   int64  // bytes: offsets of operands are multiples of it
 	refs   int    // loaded operators that use it
 	used   uint64 // stores.clock at the last use, for eviction
 }
 
 // stores holds the memory for cold operands of all lanes, within a limit in bytes.
 type stores struct {
-	seed uint64
-	// in bytes; what is in use may exceed it by as much again
-	limit int64
-	// free is the memory that can be used now, in bytes, 0 when unknown
-	free func() int64
-	all  map[string]*store
-	// counts uses: the store that was used longest ago goes first
-	clock uint64
+	seed  uint64
+	limit int64        // in bytes; what is in use may exceed it by as much again
+	free  func() int64 // the memory that can be used now, in bytes, 0 when unknown
+	all   map[string]*store
+	clock uint64 // counts uses, so that the store that was used longest ago is evicted first
 }
 
 // newStores returns stores that take up to half of the memory that is free, and more while it is in use.
@@ -438,11 +434,11 @@ func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 //
 // The last copy comes first. A kernel prefetches lines behind the end of a weight. If the next copy lay there, its first
 // lines would be in the cache already, which is mostly not so in a model.
-func (st *store) slots(bytes, footprint int64, most int, beside company) []int64 {
+func (st *store) slots(bytes, footprint int64, most int, member groupMember) []int64 {
 	align := lcm64(st.unit)
-	operators := int64(beside.operators)
+	operators := int64(member.operators)
 	share := int64(len(st.region.Bytes())) / operators / align * align
-	first := int64(beside.number) * share
+	first := int64(member.number) * share
 	size := min(share, max(footprint/operators, bytes))
 
 	step := op.RoundUp(max(bytes, 64), align)

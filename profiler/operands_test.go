@@ -178,7 +178,7 @@ func TestCompanyHasWeightsOfItsOwn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			offsets := st.slots(size, footprint, 1000, company{number, 3})
+			offsets := st.slots(size, footprint, 1000, groupMember{number, 3})
 			first, end := offsets[len(offsets)-1], offsets[0]+size
 			if end > int64(len(st.region.Bytes())) {
 				t.Errorf("footprint %d: operator %d reads to byte %d of %d", footprint, number, end,

@@ -62,9 +62,9 @@ func (g *game) pong(from, rounds uint32) bool {
 
 // Handover returns the time in ns from setting a flag on one core to seeing it on another: what Probe writes into a SoC
 // file as the hand-over of two processors, measured now.
-func Handover(ctx context.Context, one, second int) (float64, error) {
+func Handover(ctx context.Context, from, to int) (float64, error) {
 	defer raiseThreads(2)()
-	_, samples, err := handover(ctx, one, second, syncSamples, syncLoops)
+	_, samples, err := handover(ctx, from, to, syncSamples, syncLoops)
 	if err != nil {
 		return 0, err
 	}
@@ -74,7 +74,7 @@ func Handover(ctx context.Context, one, second int) (float64, error) {
 // handover measures the time in nanoseconds from setting a flag on one core to seeing it on
 // another: half of a round trip. It returns count samples, each a mean over loops round trips, and
 // the very first hand-over apart.
-func handover(ctx context.Context, one, second, count int, loops uint32) (first float64, samples []float64, err error) {
+func handover(ctx context.Context, from, to, count int, loops uint32) (first float64, samples []float64, err error) {
 	game := &game{}
 	// The players wait for flags alone: to ask the context takes longer than a look at a flag.
 	timer := context.AfterFunc(ctx, func() { game.stop.Store(true) })
@@ -85,7 +85,7 @@ func handover(ctx context.Context, one, second, count int, loops uint32) (first 
 	total := 1 + warm + uint32(count)*loops
 	go func() {
 		runtime.LockOSThread()
-		err := affinity.Pin(second)
+		err := affinity.Pin(to)
 		if err != nil {
 			game.stop.Store(true)
 		} else if !game.pong(0, total) {
@@ -95,7 +95,7 @@ func handover(ctx context.Context, one, second, count int, loops uint32) (first 
 	}()
 	go func() {
 		runtime.LockOSThread()
-		err := affinity.Pin(one)
+		err := affinity.Pin(from)
 		if err != nil {
 			game.stop.Store(true)
 			errs <- err
@@ -124,7 +124,7 @@ func handover(ctx context.Context, one, second, count int, loops uint32) (first 
 		}
 	}
 	if err != nil {
-		return 0, nil, diag.New(diag.ClassRun, "measure hand-over between cores %d and %d: %w", one, second, err)
+		return 0, nil, diag.New(diag.ClassRun, "measure hand-over between cores %d and %d: %w", from, to, err)
 	}
 	return first, samples, nil
 }

@@ -74,7 +74,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 		return nil, err
 	}
 	onCores := len(soc.Processors)
-	prober := &prober{soc: soc, o: &options, completions: map[string]map[string]map[string]string{}}
+	prober := &prober{soc: soc, options: &options, completions: map[string]map[string]map[string]string{}}
 	for _, surveyor := range surveyors {
 		if err := prober.addDevices(ctx, surveyor); err != nil {
 			return nil, err
@@ -94,7 +94,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 		return nil, err
 	}
 	if prober.read = bounds[0].Stream; prober.read == nil {
-		prober.read = sum
+		prober.read = readMemory
 	}
 	if err := prober.measureDevices(ctx, onCores, drivers); err != nil {
 		return nil, err
@@ -295,36 +295,36 @@ func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, op
 	samples := map[string]map[op.Type][]float64{}
 	for round := range peakRounds {
 		for i := range soc.Processors {
-			proc, b := &soc.Processors[i], &bounds[i]
+			proc, bound := &soc.Processors[i], &bounds[i]
 			for _, kind := range []struct {
 				t    op.Type
 				peak func(int64) int64
-			}{{op.I8, b.PeakI8}, {op.F32, b.PeakF32}} {
+			}{{op.I8, bound.PeakI8}, {op.F32, bound.PeakF32}} {
 				if kind.peak == nil {
 					continue
 				}
 				if round == 0 {
-					options.note("%s peak of cores %v (%s)", kind.t, proc.Cores, b.Kernels)
+					options.note("%s peak of cores %v (%s)", kind.t, proc.Cores, bound.Kernels)
 				}
-				xs, err := rates(ctx, proc.Cores, nil, peakSamples, window, computing(kind.peak))
+				readings, err := sampleRates(ctx, proc.Cores, nil, peakSamples, window, computing(kind.peak))
 				if err != nil {
 					return err
 				}
 				if samples[proc.Name] == nil {
 					samples[proc.Name] = map[op.Type][]float64{}
 				}
-				samples[proc.Name][kind.t] = append(samples[proc.Name][kind.t], xs...)
+				samples[proc.Name][kind.t] = append(samples[proc.Name][kind.t], readings...)
 			}
 		}
 	}
 	// the median over all rounds
 	for i := range soc.Processors {
 		proc := &soc.Processors[i]
-		for numbers, xs := range samples[proc.Name] {
+		for numbers, readings := range samples[proc.Name] {
 			if proc.PeakGops == nil {
 				proc.PeakGops = map[string]float64{}
 			}
-			proc.PeakGops[string(numbers)] = round(stat.Median(xs), 3)
+			proc.PeakGops[string(numbers)] = round(stat.Median(readings), 3)
 			soc.Sources["processors."+proc.Name+".peak_gops"] = fmt.Sprintf("measured: by hetc probe, multiply-adds "+
 				"of %s on registers alone", bounds[i].Kernels)
 		}
@@ -335,7 +335,7 @@ func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, op
 // measureBandwidth measures how fast each processor reads memory, and pairs of processors together.
 func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint64, options ProbeOptions) error {
 	if read == nil {
-		read = sum
+		read = readMemory
 	}
 	window := options.window
 	if window == 0 {
@@ -346,7 +346,7 @@ func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint
 	if bytes == 0 {
 		bytes = streamBytes(soc.LastCacheBytes())
 	}
-	memory, err := touched(bytes)
+	memory, err := allocTouched(bytes)
 	if err != nil {
 		return err
 	}
@@ -358,7 +358,7 @@ func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint
 			return rate, nil
 		}
 		options.note("memory bandwidth of cores %v", cores)
-		xs, err := rates(ctx, cores, nil, probeSamples, window, reading(memory.Bytes(), len(cores), read))
+		xs, err := sampleRates(ctx, cores, nil, probeSamples, window, reading(memory.Bytes(), len(cores), read))
 		if err != nil {
 			return 0, err
 		}

@@ -15,10 +15,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Sizes of the measurements of devices.
-const (
-	deviceSamples = 15
-)
+// deviceSamples is how many samples of an operator on a device are taken.
+const deviceSamples = 15
 
 // addDevices adds the devices of a driver that can be surveyed, by their own description.
 func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
@@ -27,7 +25,7 @@ func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
 		return err
 	}
 	for _, device := range devices {
-		p.o.note("%s: %s", from.Name(), device.Description)
+		p.options.note("%s: %s", from.Name(), device.Description)
 		parts, err := p.add(ctx, from, device, driver.Part{})
 		if err != nil {
 			return err
@@ -54,9 +52,9 @@ func (p *prober) add(ctx context.Context, from driver.Surveyor, device driver.De
 
 // prober adds devices to a SoC whose cores are described.
 type prober struct {
-	soc  *socs.SoC
-	o    *ProbeOptions
-	read func([]byte) uint64 // how cores read memory
+	soc     *socs.SoC
+	options *ProbeOptions
+	read    func([]byte) uint64 // how cores read memory
 	// of each device, ways in which its driver tells that a call has ended
 	completions map[string]map[string]map[string]string
 }
@@ -116,7 +114,7 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 	}
 	run := &runner{
 		soc:     p.soc,
-		options: Options{Drivers: map[string]driver.Driver{}, Compilers: p.o.Compilers, memory: p.o.memory},
+		options: Options{Drivers: map[string]driver.Driver{}, Compilers: p.options.Compilers, memory: p.options.memory},
 		lanes:   map[string]*lane{}, rng: rand.New(rand.NewPCG(1, 4)), coldBytes: 1 << 20,
 		stores: newStores(1)}
 	for _, drv := range drivers {
@@ -143,10 +141,10 @@ type deviceTimes struct{ small, large float64 }
 // stay there, and with operands that travel. The difference is what copying takes.
 func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Processor) error {
 	small, large := op.Op{Kind: op.Add, M: 1, N: 1}, streamOp(false)
-	if p.o.memory > 0 {
+	if p.options.memory > 0 {
 		large.M = 16
 	}
-	p.o.note("launch and bandwidth of %s", proc.Name)
+	p.options.note("launch and bandwidth of %s", proc.Name)
 	staying, err := run.additions(ctx, proc.Name, small, large)
 	if err != nil {
 		return err
@@ -154,7 +152,7 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 	at := "processors." + proc.Name
 	proc.LaunchUS = round(staying.small/1e3, 4)
 	p.soc.Sources[at+".launch_us"] = "measured: by hetc probe, one more addition of two numbers while others are in flight"
-	proc.BandwidthGBps = rate(large.Bytes(), staying.large-staying.small)
+	proc.BandwidthGBps = gbps(large.Bytes(), staying.large-staying.small)
 	p.soc.Sources[at+".bandwidth_gbps"] = "measured: by hetc probe, adding large matrices"
 
 	link, copied := socs.Link{}, ""
@@ -163,7 +161,7 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 		return err
 	}
 	if proc.OwnMemory {
-		p.o.note("copies of %s", proc.Name)
+		p.options.note("copies of %s", proc.Name)
 		run.copyOperands = true
 		travelling, err := run.additions(ctx, proc.Name, small, large)
 		run.copyOperands = false
@@ -172,7 +170,7 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 		}
 		first := max(0, travelling.small-staying.small) // of two operands there and one back
 		link.CopyLaunchUS = round(first/3e3, 4)
-		link.CopyGBps = rate(large.Bytes(), travelling.large-staying.large-first)
+		link.CopyGBps = gbps(large.Bytes(), travelling.large-staying.large-first)
 		copied = "; additions with and without copying their operands"
 	}
 	if err := p.linkDevice(ctx, run, proc, met, link, copied); err != nil {
@@ -194,11 +192,11 @@ func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Process
 		}
 		took := handovers{there: met.submitNS, back: met.endNS}
 		there, back := "submitting a call", "from the end of a call until its lane knows, "+met.way()
-		if p.relays(run, other) {
+		if p.addsOnLane(run, other) {
 			core := other.Cores[0]
 			if _, known := measured[core]; !known {
 				var err error
-				p.o.note("hand-over between %s and %s", other.Name, proc.Name)
+				p.options.note("hand-over between %s and %s", other.Name, proc.Name)
 				if measured[core], err = p.relay(ctx, run, other, proc, met); err != nil {
 					return err
 				}
@@ -220,8 +218,8 @@ func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Process
 	return nil
 }
 
-// relays reports whether a processor can take turns with a device: it computes on the thread of its lane, and adds.
-func (p *prober) relays(run *runner, other *socs.Processor) bool {
+// addsOnLane reports whether a processor can take turns with a device: it adds vectors on the thread of its lane.
+func (p *prober) addsOnLane(run *runner, other *socs.Processor) bool {
 	return len(other.Cores) > 0 && !other.SingleQueue && other.Executes(op.Add) &&
 		run.options.Compilers[other.Driver] != nil &&
 		run.options.Drivers[other.Driver] != nil
@@ -233,8 +231,8 @@ func (p *prober) link(link socs.Link, source string) {
 	p.soc.Sources[fmt.Sprintf("links.%s>%s", link.From, link.To)] = source
 }
 
-// rate returns bytes in ns as GB/s.
-func rate(bytes int64, ns float64) float64 { return round(float64(bytes)/max(1, ns), 4) }
+// gbps returns bytes in ns as GB/s.
+func gbps(bytes int64, ns float64) float64 { return round(float64(bytes)/max(1, ns), 4) }
 
 // additions measures a small and a large addition on a processor.
 func (r *runner) additions(ctx context.Context, name string, small, large op.Op) (out deviceTimes, err error) {

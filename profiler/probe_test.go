@@ -282,7 +282,7 @@ func FuzzCoreList(f *testing.F) {
 }
 
 func TestSum(t *testing.T) {
-	m, err := touched(chunk)
+	m, err := allocTouched(readChunk)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func TestSum(t *testing.T) {
 	for i := 0; i < len(data); i += 64 {
 		want += binary.NativeEndian.Uint64(data[i:])
 	}
-	if got := sum(data); got != want {
+	if got := readMemory(data); got != want {
 		t.Errorf("sum %x, want %x: a line was missed", got, want)
 	}
 }

@@ -83,7 +83,7 @@ func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Proce
 	}
 	closers = append(closers, lanes.Close)
 	rounds := relayRounds
-	if p.o.memory > 0 { // tests
+	if p.options.memory > 0 { // tests
 		rounds = 3
 	}
 	var submit, beyond []float64

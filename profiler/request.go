@@ -75,7 +75,7 @@ const (
 // range.
 func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
-	if err := list.want(model, want); err != nil {
+	if err := list.apply(model, want); err != nil {
 		return nil, err
 	}
 
@@ -117,9 +117,9 @@ type builder struct {
 	seen     map[string]bool // keys of requests
 }
 
-// want validates the wishes and fills in defaults.
-func (b *builder) want(model *models.Model, want Want) error {
-	err := b.wantAll(model, want)
+// apply validates what is wanted and fills in defaults.
+func (b *builder) apply(model *models.Model, want Want) error {
+	err := b.applyAll(model, want)
 	if err == nil {
 		return nil
 	}
@@ -135,18 +135,18 @@ func (b *builder) want(model *models.Model, want Want) error {
 	return out
 }
 
-// wantAll takes over all wishes, in an order in which later ones can rely on earlier ones.
-func (b *builder) wantAll(model *models.Model, want Want) error {
-	if err := b.wantProcessors(want.Processors); err != nil {
+// applyAll is apply without hints. Later choices rely on earlier ones: rows on processors, the context on rows.
+func (b *builder) applyAll(model *models.Model, want Want) error {
+	if err := b.chooseProcessors(want.Processors); err != nil {
 		return err
 	}
-	if err := b.wantRows(want); err != nil {
+	if err := b.chooseRows(want); err != nil {
 		return err
 	}
-	if err := b.wantSchemes(want.Schemes); err != nil {
+	if err := b.chooseSchemes(want.Schemes); err != nil {
 		return err
 	}
-	return b.wantContext(model, want.MaxContext, want.Caches)
+	return b.chooseContext(model, want.MaxContext, want.Caches)
 }
 
 // errNoScheme marks the error whose hint lists the schemes that processors execute.
@@ -165,8 +165,8 @@ func (b *builder) executed() []op.Scheme {
 // errNoProcessor marks the error whose hint lists the SoC's processors.
 var errNoProcessor = errors.New("no processor")
 
-// wantProcessors finds the processors, all of them where none is named.
-func (b *builder) wantProcessors(names []string) error {
+// chooseProcessors finds the processors, all of them where none is named.
+func (b *builder) chooseProcessors(names []string) error {
 	if len(names) == 0 {
 		names = processorNames(b.soc)
 	}
@@ -180,8 +180,8 @@ func (b *builder) wantProcessors(names []string) error {
 	return nil
 }
 
-// wantRows takes over the buckets, ascending and without duplicates, and checks the batches.
-func (b *builder) wantRows(want Want) error {
+// chooseRows sets the buckets, ascending and without duplicates, and checks the batches.
+func (b *builder) chooseRows(want Want) error {
 	b.buckets = slices.Clone(want.Buckets)
 	if len(b.buckets) == 0 {
 		b.buckets = []int{256}
@@ -201,10 +201,9 @@ func (b *builder) wantRows(want Want) error {
 	return nil
 }
 
-// wantSchemes takes over the schemes without duplicates. A static scheme is replaced by its dynamic
-// variant where every processor with the one has the other, because their products take the same
-// time.
-func (b *builder) wantSchemes(schemes []op.Scheme) error {
+// chooseSchemes sets the schemes, without duplicates. A static scheme is replaced by its dynamic variant where every
+// processor with the one has the other, because their products take the same time.
+func (b *builder) chooseSchemes(schemes []op.Scheme) error {
 	if len(schemes) == 0 {
 		schemes = []op.Scheme{op.A32W32}
 	}
@@ -243,9 +242,9 @@ func (b *builder) measuredAsTwin(scheme op.Scheme) bool {
 	})
 }
 
-// wantContext takes over the types of the cache, and decides up to how many positions attention is measured: at least
-// the largest bucket.
-func (b *builder) wantContext(model *models.Model, most int, caches []op.Type) error {
+// chooseContext sets the types of the cache, and up to how many positions attention is measured: at least the largest
+// bucket.
+func (b *builder) chooseContext(model *models.Model, most int, caches []op.Type) error {
 	b.caches = caches
 	if len(caches) == 0 {
 		b.caches = []op.Type{op.F32}

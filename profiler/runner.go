@@ -100,7 +100,7 @@ func Flagged(requests []Request, set *record.Set, seed uint64) []Request {
 
 // Limits of sampling.
 const (
-	window    = 8                      // measurements in progress at the same time, their samples interleaved
+	maxActive = 8                      // measurements in progress at the same time, their samples interleaved
 	minSample = 200 * time.Microsecond // one sample is at least that long, or one execution
 	maxLoops  = 1 << 16                // executions of a sample
 
@@ -347,11 +347,10 @@ func (r *runner) listLeft(requests []Request) {
 	}
 }
 
-// run measures the queue: it keeps a window of tasks in progress and takes one sample of each in
-// turn, in random order.
+// run measures the queue: it keeps a few tasks in progress and takes one sample of each in turn, in random order.
 func (r *runner) run(ctx context.Context) error {
 	for len(r.queue)+len(r.active) > 0 {
-		if err := r.fillWindow(ctx); err != nil {
+		if err := r.beginSome(ctx); err != nil {
 			return err
 		}
 		r.rng.Shuffle(len(r.active), func(i, j int) { r.active[i], r.active[j] = r.active[j], r.active[i] })
@@ -378,9 +377,9 @@ func (r *runner) budgetEnded() bool {
 	return r.options.Budget > 0 && r.options.now().Sub(r.began) >= r.options.Budget
 }
 
-// fillWindow begins requests until enough are in progress or the budget has ended.
-func (r *runner) fillWindow(ctx context.Context) error {
-	together := window
+// beginSome begins requests until enough are in progress or the budget has ended.
+func (r *runner) beginSome(ctx context.Context) error {
+	together := maxActive
 	if r.options.Rounds > 1 && !r.remeasuring {
 		together = 1 // rounds interleave already, and a kill then loses one visit
 	}
@@ -449,7 +448,7 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 		if task.lane, err = r.lane(ctx, what.Proc, nil); err != nil {
 			return err
 		}
-		if err := r.sentinel(ctx, task.lane, what); err != nil {
+		if err := r.ensureSentinel(ctx, task.lane, what); err != nil {
 			return err
 		}
 	}
@@ -568,7 +567,7 @@ func (r *runner) stream() ([]byte, error) {
 		if bytes == 0 {
 			bytes = streamBytes(r.soc.LastCacheBytes())
 		}
-		region, err := touched(bytes)
+		region, err := allocTouched(bytes)
 		if err != nil {
 			return nil, err
 		}
@@ -600,7 +599,7 @@ func (r *runner) reader(ctx context.Context) (func([]byte) uint64, error) {
 		}
 	}
 
-	r.read = sum
+	r.read = readMemory
 	return r.read, nil
 }
 

@@ -12,20 +12,19 @@ import (
 // sentinel is one operator that is measured again and again: when its time moves, the machine has
 // changed.
 type sentinel struct {
-	// executions of a sample, and the medians of the last readings in ns
 	source source
-	loops  int
-	past   []float64
-	since  int // samples of others since it was asked
+	loops  int       // executions of a sample
+	past   []float64 // medians of the last readings, ns
+	since  int       // samples of other operators since it was asked
 }
 
 // sentinelMemory is the number of past readings that a new one is compared with.
 const sentinelMemory = 15
 
-// sentinel makes the lane's sentinel if it has none yet: an addition in the second-level cache,
+// ensureSentinel makes the lane's sentinel if it has none yet: an addition in the second-level cache,
 // which feels both the clock and the neighbours. A processor without additions gets the operator of
 // what.
-func (r *runner) sentinel(ctx context.Context, lane *lane, what *record.Measurement) error {
+func (r *runner) ensureSentinel(ctx context.Context, lane *lane, what *record.Measurement) error {
 	if lane.sentinel != nil {
 		return nil
 	}

@@ -26,9 +26,9 @@ type source interface {
 type soloSource struct{ *loadedOp }
 
 // sample executes the operator times times in a row on its lane.
-func (a soloSource) sample(ctx context.Context, times int) (ns float64, err error) {
-	err = a.lane.do(ctx, func() error {
-		ns, err = a.run(times)
+func (s soloSource) sample(ctx context.Context, times int) (ns float64, err error) {
+	err = s.lane.do(ctx, func() error {
+		ns, err = s.run(times)
 		return err
 	})
 	return ns, err
@@ -37,16 +37,16 @@ func (a soloSource) sample(ctx context.Context, times int) (ns float64, err erro
 // warmOperands brings the caches into the state in which a running model finds them, whatever was measured meanwhile:
 // it reads footprint bytes of the operands through which the operator rotates, and executes the operator once.
 // RATIONALE: Why does an execution that is not counted precede each sample?
-func (a soloSource) warmOperands(ctx context.Context, footprint int64) error {
-	return a.lane.do(ctx, func() error {
-		for _, st := range a.stores {
+func (s soloSource) warmOperands(ctx context.Context, footprint int64) error {
+	return s.lane.do(ctx, func() error {
+		for _, st := range s.stores {
 			data := st.region.Bytes()
-			sum(data[:min(int64(len(data)), footprint)/512*512])
+			readMemory(data[:min(int64(len(data)), footprint)/512*512])
 		}
-		if _, ok := a.lane.proc.(driver.Asynchronous); ok {
+		if _, ok := s.lane.proc.(driver.Asynchronous); ok {
 			return nil // a sample is the difference of two runs, of which the first is not counted
 		}
-		return a.runOnce(a.lane.proc)
+		return s.runOnce(s.lane.proc)
 	})
 }
 
@@ -59,17 +59,17 @@ type concurrentSource struct {
 
 // sample starts the others, waits until each has finished once, and stops them after its own runs.
 // So every execution that counts had company from beginning to end.
-func (b *concurrentSource) sample(ctx context.Context, times int) (ns float64, err error) {
+func (s *concurrentSource) sample(ctx context.Context, times int) (ns float64, err error) {
 	var stop, failed atomic.Bool
 	var waits []func() error
-	begun := make([]atomic.Bool, len(b.others))
-	if b.stream != nil {
-		if err := b.stream.start(); err != nil {
+	begun := make([]atomic.Bool, len(s.others))
+	if s.stream != nil {
+		if err := s.stream.start(); err != nil {
 			return 0, err
 		}
-		defer b.stream.stop()
+		defer s.stream.stop()
 	}
-	for i, other := range b.others {
+	for i, other := range s.others {
 		waits = append(waits, other.lane.start(ctx, func() error {
 			for !stop.Load() {
 				if _, err := other.run(1); err != nil {
@@ -81,11 +81,11 @@ func (b *concurrentSource) sample(ctx context.Context, times int) (ns float64, e
 			return nil
 		}))
 	}
-	err = b.lane.do(ctx, func() (err error) {
+	err = s.lane.do(ctx, func() (err error) {
 		if !await(ctx, begun, &failed) {
 			return ctx.Err()
 		}
-		ns, err = b.run(times)
+		ns, err = s.run(times)
 		return err
 	})
 	stop.Store(true)
@@ -116,9 +116,9 @@ func await(ctx context.Context, begun []atomic.Bool, failed *atomic.Bool) bool {
 }
 
 // close frees the executables of the measured operator and of its company.
-func (b *concurrentSource) close(ctx context.Context) {
-	b.loadedOp.close(ctx)
-	for _, other := range b.others {
+func (s *concurrentSource) close(ctx context.Context) {
+	s.loadedOp.close(ctx)
+	for _, other := range s.others {
 		other.close(ctx)
 	}
 }
@@ -169,8 +169,8 @@ func (s *loadSource) close(context.Context) {}
 type statedSource float64
 
 // sample needs no measurement, so that all samples are equal.
-func (g statedSource) sample(context.Context, int) (float64, error) { return float64(g), nil }
-func (g statedSource) close(context.Context)                        {}
+func (s statedSource) sample(context.Context, int) (float64, error) { return float64(s), nil }
+func (s statedSource) close(context.Context)                        {}
 
 // copySource measures a copy between two buffers, on the thread of the processor that needs the data.
 type copySource struct {
@@ -206,7 +206,7 @@ type streamSource struct {
 
 // sample reads for a window of time, whatever the number of executions asked for.
 func (s *streamSource) sample(ctx context.Context, _ int) (float64, error) {
-	xs, err := rates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), s.read))
+	xs, err := sampleRates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), s.read))
 	if err != nil {
 		return 0, err
 	}
@@ -217,11 +217,11 @@ func (s *streamSource) sample(ctx context.Context, _ int) (float64, error) {
 func (s *streamSource) close(context.Context) {}
 
 // handoverSource measures how long a flag takes from one core to another.
-type handoverSource struct{ a, b int }
+type handoverSource struct{ from, to int }
 
 // sample passes the flag back and forth times times; the result is the time of one way.
 func (h *handoverSource) sample(ctx context.Context, times int) (float64, error) {
-	_, xs, err := handover(ctx, h.a, h.b, 1, uint32(times))
+	_, xs, err := handover(ctx, h.from, h.to, 1, uint32(times))
 	if err != nil {
 		return 0, err
 	}
@@ -273,8 +273,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	if err != nil {
 		return nil, err
 	}
-	ld, err := r.loadBeside(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
-		company{number: 0, operators: 1 + len(what.Concurrent)})
+	ld, err := r.loadInGroup(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
+		groupMember{number: 0, operators: 1 + len(what.Concurrent)})
 	if err != nil || len(what.Concurrent) == 0 {
 		return soloSource{ld}, err
 	}
@@ -320,8 +320,8 @@ func (r *runner) addPartner(
 	if err != nil {
 		return err
 	}
-	other, err := r.loadBeside(ctx, lane, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint),
-		company{number: 1 + len(out.others), operators: 1 + len(what.Concurrent)})
+	other, err := r.loadInGroup(ctx, lane, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint),
+		groupMember{number: 1 + len(out.others), operators: 1 + len(what.Concurrent)})
 	if err != nil {
 		return err
 	}

@@ -33,9 +33,9 @@ func OpenStream(ctx context.Context, from driver.Driver, cores []int, lastCacheB
 	}
 	out := &Stream{cores: cores, read: bounds.Stream}
 	if out.read == nil {
-		out.read = sum
+		out.read = readMemory
 	}
-	if out.region, err = touched(streamBytes(lastCacheBytes)); err != nil {
+	if out.region, err = allocTouched(streamBytes(lastCacheBytes)); err != nil {
 		return nil, err
 	}
 	return out, nil
@@ -78,7 +78,7 @@ func (a *Arithmetic) Gops(ctx context.Context) (float64, error) {
 
 // medianRate returns the median rate of one reading, in units of work per nanosecond.
 func medianRate(ctx context.Context, cores []int, work func(i int) func() int64) (float64, error) {
-	samples, err := rates(ctx, cores, nil, readingSamples, readingWindow, work)
+	samples, err := sampleRates(ctx, cores, nil, readingSamples, readingWindow, work)
 	if err != nil {
 		return 0, err
 	}
