@@ -12,7 +12,7 @@ import (
 
 // route chooses the experts of each row by its logits, and computes their weights.
 func (b *builder) route() step {
-	exe, operator, input, ids, weights := b.e, b.op, b.in[0], b.out[0], b.out[1]
+	exe, operator, input, ids, weights := b.exe, b.op, b.in[0], b.out[0], b.out[1]
 	step := b.byRows((4+operator.Fan)*operator.Experts, func(_, r0, r1 int) {
 		for row := r0; row < r1; row++ {
 			chosen, shares := ids.i32[row*ids.ld:][:operator.Fan], weights.f32[row*weights.ld:][:operator.Fan]
@@ -75,8 +75,8 @@ func (b *builder) expertMatMul() (step, error) {
 	}
 	most := b.op.Rows()
 	x := &experts{
-		b: b, exe: b.e, op: b.op, input: b.in[0], ids: b.in[len(b.in)-1], output: b.out[0],
-		multiply: multiply, tileBytes: tileBytes, sums: sums, stride: int(b.w[0].Stride),
+		b: b, exe: b.exe, op: b.op, input: b.in[0], ids: b.in[len(b.in)-1], output: b.out[0],
+		multiply: multiply, tileBytes: tileBytes, sums: sums, stride: int(b.weights[0].Stride),
 		tiles: (b.op.N + pack.TileN - 1) / pack.TileN, perToken: 1,
 		ends: make([]int, b.op.Experts+1), groups: make([]group, 0, min(b.op.Experts, most)),
 		together: operand{ld: b.op.K},
@@ -133,7 +133,7 @@ func (x *experts) gather(p0, p1 int) {
 		source := x.input.raw[from*x.input.ld*size:][:x.op.K*size]
 		if x.sums > 0 {
 			sums := kernel.Rows(have.sum, x.sums).From(place, 0)
-			x.exe.p.set.BlockSums(sums, x.input.codes(from), 1, x.op.K)
+			x.exe.proc.set.BlockSums(sums, x.input.codes(from), 1, x.op.K)
 		}
 		if i := x.expert(row); x.ends[i+1]-x.ends[i] > 1 {
 			copy(mem.Bytes(have.row)[place*x.op.K*size:], source)
@@ -191,7 +191,7 @@ func (x *experts) group(expert, count, rows int) {
 	if count > 1 {
 		chosen.tileBlock = min(x.tiles, max(1, groupCells/(chosen.rowBlock*pack.TileN)))
 	}
-	if workers := len(x.exe.p.cores); workers > 1 {
+	if workers := len(x.exe.proc.cores); workers > 1 {
 		even := max(1, rows*x.tiles/(workers*tasksPerWorker*chosen.rowBlock),
 			minTask/(chosen.rowBlock*x.op.K*pack.TileN))
 		chosen.tileBlock = min(chosen.tileBlock, even)

@@ -15,12 +15,12 @@ import (
 // groupMatMul multiplies the rows of each slot by the weight of its expert. A row's result has the same bits as that of
 // an ExpertMatMul: both use the same product.
 func (b *builder) groupMatMul() (step, error) {
-	exe, operator, input, output := b.e, b.op, b.in[0], b.out[0]
+	exe, operator, input, output := b.exe, b.op, b.in[0], b.out[0]
 	multiply := make([]product, operator.Experts) // of each slot
 	var tileBytes, sums int
 	for slot := range multiply {
 		one := *b
-		one.w = b.w[slot : slot+1]
+		one.weights = b.weights[slot : slot+1]
 		var err error
 		if multiply[slot], tileBytes, sums, err = one.product(); err != nil {
 			return step{}, err
@@ -38,11 +38,11 @@ func (b *builder) groupMatMul() (step, error) {
 			rows = count
 			b.gatherScales(count)
 			if sums > 0 {
-				exe.p.set.BlockSums(kernel.Rows(exe.have.sum, sums), input.codes(0), count, operator.K)
+				exe.proc.set.BlockSums(kernel.Rows(exe.have.sum, sums), input.codes(0), count, operator.K)
 			}
 			slots := (count + each - 1) / each
 			tileBlock = tiles
-			if workers := len(exe.p.cores); workers > 1 {
+			if workers := len(exe.proc.cores); workers > 1 {
 				tileBlock = min(tiles, max(1, slots*tiles/(workers*tasksPerWorker),
 					minTask/(each*operator.K*pack.TileN)))
 			}
@@ -81,11 +81,11 @@ type dispatcher struct {
 // dispatch adds the steps that measure salience, where rows are dropped by it, and returns the one that copies.
 func (b *builder) dispatch() (step, error) {
 	operator := b.op
-	table, err := mem.View[float32](b.w[0].Bytes)
+	table, err := mem.View[float32](b.weights[0].Bytes)
 	if err != nil {
 		return step{}, err
 	}
-	d := &dispatcher{b: b, exe: b.e, op: operator, x: b.in[0], ids: b.in[1], slotOf: make([]int, operator.Experts),
+	d := &dispatcher{b: b, exe: b.exe, op: operator, x: b.in[0], ids: b.in[1], slotOf: make([]int, operator.Experts),
 		salience: make([]float64, operator.Rows()), order: make([]int32, operator.Rows()),
 		source: make([]int32, operator.Groups.Rows())}
 	groups := operator.Groups.List()
@@ -115,7 +115,7 @@ func (b *builder) dispatch() (step, error) {
 		d.slotOf[at] = slot
 	}
 	if operator.Salience != "" {
-		b.before = append(b.before, b.e.chain([]step{b.byRows(2*max(operator.K, operator.Fan), d.measure)}))
+		b.before = append(b.before, b.exe.chain([]step{b.byRows(2*max(operator.K, operator.Fan), d.measure)}))
 		b.before[0].rows = nil // what follows reads the rows of all tokens
 	}
 	var block int // rows of a task
@@ -259,7 +259,7 @@ func (b *builder) collect() step {
 	operator := b.op
 	count := len(operator.Groups.List())
 	c := collector{
-		exe: b.e, fan: operator.Fan, columns: operator.N, most: operator.Groups.Rows(), groups: b.in[:count],
+		exe: b.exe, fan: operator.Fan, columns: operator.N, most: operator.Groups.Rows(), groups: b.in[:count],
 		output: b.out[0],
 	}
 	others := b.in[count:]
@@ -314,7 +314,7 @@ func (c *collector) sum(worker, token int) {
 			clear(to)
 		}
 	}
-	c.exe.p.set.Combine(c.output.from(token, 0), kernel.Rows(gathered, c.columns), c.weights.from(token, 0),
+	c.exe.proc.set.Combine(c.output.from(token, 0), kernel.Rows(gathered, c.columns), c.weights.from(token, 0),
 		1, c.fan, c.columns)
 }
 

@@ -7,10 +7,10 @@
 // places them, and cores are numbered 0..n-1 only to count them.
 //
 // A processor (processor.go) loads a graph as an executable (load.go): one step for each node, made by the builder from
-// the node's operator (steps.go, and files of their own for sparse attention, experts, groups, outliers, rotation and
-// 16-bit rounding). A step has tasks, such as tiles of columns or blocks of rows, which the threads of the team
-// (team.go) take until none is left. A task calls kernels of the processor's set (package kernel). A call binds
-// operands to memory and runs the steps one after another; it allocates nothing.
+// the node's operator (steps.go, and a file for each family of operators, such as product.go and attention.go). A step
+// has tasks, such as tiles of columns or blocks of rows, which the threads of the team (team.go) take until none is
+// left. A task calls kernels of the processor's set (package kernel). A call binds operands to memory and runs the
+// steps one after another; it allocates nothing.
 package host
 
 import (

@@ -77,44 +77,46 @@ func (o *operand) set(raw []byte, ld int) (err error) {
 // executable is a graph with its weights. Operands, scratch and the current call are fields, where
 // the prepared steps find them without allocating.
 type executable struct {
-	p      *processor
+	proc   *processor
 	graph  op.Graph
 	closed bool
 
 	operands []operand
 	steps    []step
-	begins   func(worker, rows int) []byte // see step; nil: no step says it
-	need     scratch                       // sizes
-	have     scratch                       // of the arena numbered arena
-	arena    int
+	begins   func(worker, rows int) []byte // of the first step that has it; nil: none has
+	need     scratchSizes
+	have     scratch // in the processor's arena of number placed
+	placed   int
 
 	driver.State
 	k, v operand // the caches of all sequences
 
-	beyondScale [5]atomic.Int64 // what OutlierCount has, in its order
-
-	bad   atomic.Int64 // lowest row a kernel refused
-	blame atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
+	outliers outlierCounts
+	bad      atomic.Int64 // lowest row a kernel refused
+	blame    atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
 }
 
-// scratch is memory that only lives during one step. In need it holds sizes and the slices are nil;
-// in have the slices are parts of the arena.
-type scratch struct {
+// scratchSizes is how much memory the steps of a graph need at most: each finds what it needs in the same scratch. All
+// but bytes count units of 4 bytes.
+type scratchSizes struct {
 	bytes  int64 // temporary values and all of the following
-	scales int   // row scales, dense
-	sums   int   // block sums
-	rows   int   // rows by expert, in units of 4 bytes
-	order  int   // which rows they are
-	packs  int   // packed rows, in units of 4 bytes
-	local  int   // per worker
+	scales int
+	sums   int
+	rows   int
+	order  int
+	packs  int
+	local  int // of one worker
+}
 
-	// the pieces, in the order of the sizes above
-	scale []float32
-	sum   []int32
-	row   []float32
-	rank  []int32
-	pack  []float32
-	own   []float32
+// scratch is memory that only lives during one step: parts of the processor's arena.
+type scratch struct {
+	scale []float32 // row scales without gaps
+	sum   []int32   // block sums
+	row   []float32 // rows by expert
+	rank  []int32   // which rows they are
+	pack  []float32 // packed rows
+	own   []float32 // of all workers
+	local int       // elements of own for one worker
 }
 
 // mine returns the scratch of one worker.
@@ -136,7 +138,7 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 	if err != nil {
 		return nil, err
 	}
-	exe := &executable{p: p, graph: graph, arena: -1}
+	exe := &executable{proc: p, graph: graph, placed: -1}
 	checked, err := weight.Check(&graph, true, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
@@ -187,7 +189,7 @@ func (e *executable) build(checked driver.Weights) error {
 		return err
 	}
 	for i, node := range e.graph.Nodes {
-		build := builder{e: e, op: node.Op}
+		build := builder{exe: e, op: node.Op}
 		sig := node.Op.Sig()
 		for j, name := range node.In {
 			operand := &e.operands[index[name]]
@@ -200,7 +202,7 @@ func (e *executable) build(checked driver.Weights) error {
 			build.out = append(build.out, operand)
 		}
 		for _, name := range node.W {
-			build.w = append(build.w, weights[name])
+			build.weights = append(build.weights, weights[name])
 		}
 		built, err := build.build()
 		if err != nil {
@@ -261,8 +263,8 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 		return err
 	}
 	// The processor's arena has grown since this executable last ran, so that its temporaries lie elsewhere.
-	if e.arena != e.p.arenas {
-		if err := e.place(); err != nil {
+	if e.placed != e.proc.arenaNumber {
+		if err := e.placeInArena(); err != nil {
 			return err
 		}
 	}
@@ -278,10 +280,10 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	if err != nil {
 		return err
 	}
-	if err := e.k.hold(keys, &bindings.K, "k"); err != nil {
+	if err := e.k.bindCache(keys, &bindings.K, "k"); err != nil {
 		return err
 	}
-	return e.v.hold(values, &bindings.V, "v")
+	return e.v.bindCache(values, &bindings.V, "v")
 }
 
 // bindOperand makes the view of an operand current, if it is an input or an output. One that is both is computed in
@@ -291,13 +293,13 @@ func (e *executable) bindOperand(operand *operand, bindings *driver.Bindings) er
 		return nil
 	}
 	if operand.input < 0 {
-		return e.view(operand, &bindings.Out[operand.out], "output")
+		return e.bindView(operand, &bindings.Out[operand.out], "output")
 	}
-	if err := e.view(operand, &bindings.In[operand.input], "input"); err != nil || operand.out < 0 {
+	if err := e.bindView(operand, &bindings.In[operand.input], "input"); err != nil || operand.out < 0 {
 		return err
 	}
 	address, ld := mem.Address(operand.raw), operand.ld
-	if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
+	if err := e.bindView(operand, &bindings.Out[operand.out], "output"); err != nil {
 		return err
 	}
 	if mem.Address(operand.raw) != address || operand.ld != ld {
@@ -307,8 +309,8 @@ func (e *executable) bindOperand(operand *operand, bindings *driver.Bindings) er
 	return nil
 }
 
-// hold makes one cache of all sequences current.
-func (o *operand) hold(cache []byte, view *driver.View, name string) error {
+// bindCache makes one cache of all sequences current.
+func (o *operand) bindCache(cache []byte, view *driver.View, name string) error {
 	o.value = op.Value{Name: name, Type: view.Type}
 	if err := o.set(cache, view.Stride); err != nil {
 		return fmt.Errorf("cache %q: %w", name, err)
@@ -316,9 +318,9 @@ func (o *operand) hold(cache []byte, view *driver.View, name string) error {
 	return nil
 }
 
-// place lays out temporary values and scratch in the processor's current arena.
-func (e *executable) place() error {
-	arena := e.p.arena.Bytes()
+// placeInArena lays out temporary values and scratch in the processor's current arena.
+func (e *executable) placeInArena() error {
+	arena := e.proc.arena.Bytes()
 	at := int64(0)
 	for i := range e.operands {
 		operand := &e.operands[i]
@@ -354,15 +356,15 @@ func (e *executable) place() error {
 		return err
 	}
 	e.have.local = int(roundUp(4*int64(e.need.local)) / 4)
-	if e.have.own, err = mem.View[float32](take(e.have.local * len(e.p.cores))); err != nil {
+	if e.have.own, err = mem.View[float32](take(e.have.local * len(e.proc.cores))); err != nil {
 		return err
 	}
-	e.arena = e.p.arenas
+	e.placed = e.proc.arenaNumber
 	return nil
 }
 
-// view checks a binding against a value and makes it current.
-func (e *executable) view(o *operand, v *driver.View, role string) error {
+// bindView checks a binding against a value and makes it current.
+func (e *executable) bindView(o *operand, v *driver.View, role string) error {
 	rows := o.rows(e.Scalars.Rows)
 	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < rows {
 		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols,
@@ -400,7 +402,7 @@ func (e *executable) run() error {
 				return fmt.Errorf("node %d (%s): %w", step.node, e.graph.Nodes[step.node].Op.Kind, err)
 			}
 		}
-		e.p.team.run(step.plan(rows), step.span == nil, step.work)
+		e.proc.team.run(step.plan(rows), step.span == nil, step.work)
 		if row := e.bad.Load(); row != math.MaxInt64 {
 			return fmt.Errorf("node %d (%s), row %d: %w", step.node, e.graph.Nodes[step.node].Op.Kind, row,
 				step.refused(int(row)))
@@ -421,14 +423,4 @@ func lower(x *atomic.Int64, v int64) {
 			return
 		}
 	}
-}
-
-// attentionScratch is kernel.AttentionScratch, bounded before it is computed.
-func attentionScratch(heads, headDim int) (int, error) {
-	// heads*headDim is at most the columns of a valid value, 2^24.
-	if words := 2*int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*words > maxWork {
-		return 0, fmt.Errorf("%d heads of %d columns need more than %d bytes of scratch", heads, headDim,
-			int64(maxWork))
-	}
-	return kernel.AttentionScratch(heads, headDim), nil
 }

@@ -13,7 +13,7 @@ func memory() *capability.Memory {
 		StepBytes: 3 << 10, // measured, with half as much again that the collector has not come by for
 		Scratch: &capability.Scratch{
 			Align: align, Block: pack.TileN,
-			PackRows: 24, PackTiles: packedTiles, PackFloatTiles: packedFloats, PackTilesPerCore: packedEach,
+			PackRows: 24, PackTiles: packedTiles, PackFloatTiles: packedFloats, PackTilesPerCore: packedPerWorker,
 			UnpackWords: 4<<10 + 448*pack.TileN, // kernel.PackedScratch at most
 			ExpertRows:  groupRows, ExpertWords: groupCells,
 			OutlierCols: outlierCols,

@@ -39,13 +39,13 @@ type narrow struct {
 
 // narrowMatMul adds the step that rounds the activations, and returns the one that multiplies.
 func (b *builder) narrowMatMul() (step, error) {
-	x := &narrow{exe: b.e, op: &b.op, output: b.out[0], halfWeights: b.op.Scheme == op.A16FW16,
+	x := &narrow{exe: b.exe, op: &b.op, output: b.out[0], halfWeights: b.op.Scheme == op.A16FW16,
 		round: roundings{activations: halve, results: halve, bad: errNotHalf}}
 	size, err := pack.TileBytes(x.op.Scheme.Weight(), x.op.K)
 	if err != nil {
 		return step{}, err
 	}
-	weights := b.w
+	weights := b.weights
 	if x.op.Scheme.Grid() {
 		last := len(weights) - 1
 		if x.round, err = gridRoundings(&weights[last], x.op.N); err != nil {
@@ -71,7 +71,7 @@ func (b *builder) narrowMatMul() (step, error) {
 func (x *narrow) plan(rows int) int {
 	tiles := (x.op.N + pack.TileN - 1) / pack.TileN
 	x.rows, x.tasks = rows, tileTasks{tiles: tiles, block: tiles}
-	if workers := len(x.exe.p.cores); workers > 1 {
+	if workers := len(x.exe.proc.cores); workers > 1 {
 		x.tasks = divideTiles(tiles, workers, 1, 1)
 	}
 	return x.tasks.count()
@@ -79,7 +79,7 @@ func (x *narrow) plan(rows int) int {
 
 // span multiplies by the tiles of the tasks [from,to).
 func (x *narrow) span(worker, from, to int) {
-	for tile, end := x.tasks.of(from, to); tile < end; tile++ {
+	for tile, end := x.tasks.tilesOf(from, to); tile < end; tile++ {
 		x.multiply(worker, tile)
 	}
 }
@@ -91,7 +91,7 @@ func (x *narrow) multiply(worker, tile int) {
 	if x.halfWeights {
 		halve(weight, weight) // one beyond f16 makes its results infinite, which are refused
 	}
-	column, set := tile*pack.TileN, x.exe.p.set
+	column, set := tile*pack.TileN, x.exe.proc.set
 	cols := min(pack.TileN, x.op.N-column)
 	products := x.output.from(0, column)
 	set.MatMulF32(products, kernel.Rows(x.exe.have.row, x.op.K), weight, x.rows, x.op.K, cols)
@@ -108,7 +108,7 @@ func (x *narrow) multiply(worker, tile int) {
 
 // roundRows makes the step that writes the rounded activations to scratch.
 func (b *builder) roundRows(round roundings) step {
-	exe, cols, input := b.e, b.op.K, b.in[0]
+	exe, cols, input := b.exe, b.op.K, b.in[0]
 	rounded := b.byRows(6*cols, func(_, r0, r1 int) {
 		for row := r0; row < r1; row++ {
 			if !round.activations(exe.have.row[row*cols:][:cols], input.f32[row*input.ld:][:cols]) {

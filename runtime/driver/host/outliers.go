@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
@@ -45,19 +46,19 @@ type outliers struct {
 
 // outliers adds the step that marks, and returns the one that multiplies.
 func (b *builder) outliers() (step, error) {
-	scale, err := mem.View[float32](b.w[1].Bytes)
+	scale, err := mem.View[float32](b.weights[1].Bytes)
 	if err != nil {
 		return step{}, err
 	}
-	matrix, err := newMatrixRows(&b.w[0])
+	matrix, err := newMatrixRows(&b.weights[0])
 	if err != nil {
 		return step{}, err
 	}
 	if !(scale[0] > 0) {
 		return step{}, fmt.Errorf("the static scale is %v, want a positive number", scale[0])
 	}
-	x := &outliers{exe: b.e, op: &b.op, input: b.in[0], output: b.out[0], matrix: matrix, limit: 127 * scale[0],
-		most: b.op.Gathered(), found: &b.e.p.exceeding}
+	x := &outliers{exe: b.exe, op: &b.op, input: b.in[0], output: b.out[0], matrix: matrix, limit: 127 * scale[0],
+		most: b.op.Gathered(), found: &b.exe.proc.exceeding}
 	x.exe.need.local = max(x.exe.need.local, (x.most+1)*(outlierCols+1))
 	b.before = append(b.before, b.markExceeding(x.limit))
 	return step{m: x.op.M, fetch: x.fetch, plan: x.plan, task: x.task}, nil
@@ -65,9 +66,9 @@ func (b *builder) outliers() (step, error) {
 
 // fetch gets the rows of the weight for the channels that are marked.
 func (x *outliers) fetch() error {
-	x.found.collect(len(x.exe.p.cores), x.op.K)
+	x.found.collect(len(x.exe.proc.cores), x.op.K)
 	cold, err := x.matrix.fetch(x.found)
-	x.exe.count(len(x.found.channels), x.most, cold)
+	x.exe.outliers.add(len(x.found.channels), x.most, cold)
 	return err
 }
 
@@ -77,7 +78,7 @@ func (x *outliers) ranges() int { return (x.op.N + outlierCols - 1) / outlierCol
 // plan divides the result into ranges of columns and, where that is worth handing over, blocks of rows.
 func (x *outliers) plan(rows int) int {
 	x.rows, x.rowBlock = rows, rows
-	ranges, workers := x.ranges(), len(x.exe.p.cores)
+	ranges, workers := x.ranges(), len(x.exe.proc.cores)
 	if workers > 1 && rows*x.op.N*(1+len(x.found.channels)) >= 2*minTask {
 		x.rowBlock = max(1, (rows*ranges+workers*tasksPerWorker-1)/(workers*tasksPerWorker))
 	}
@@ -105,7 +106,7 @@ func (x *outliers) task(worker, task int) {
 			}
 			copy(weight, x.output.f32[row*x.output.ld+column:][:cols]) // the sum so far
 			factors[0] = 1
-			x.exe.p.set.Combine(x.output.from(row, column), kernel.Rows(weight, outlierCols),
+			x.exe.proc.set.Combine(x.output.from(row, column), kernel.Rows(weight, outlierCols),
 				kernel.Rows(factors, len(factors)), 1, 1+len(channels), cols)
 		}
 	}
@@ -113,7 +114,7 @@ func (x *outliers) task(worker, task int) {
 
 // markExceeding makes the step that marks the channels of which some row exceeds the limit.
 func (b *builder) markExceeding(limit float32) step {
-	exe, channels, input, found := b.e, b.op.K, b.in[0], &b.e.p.exceeding
+	exe, channels, input, found := b.exe, b.op.K, b.in[0], &b.exe.proc.exceeding
 	mark := b.byRows(channels, func(worker, r0, r1 int) {
 		mine := found.marks[worker*channels:][:channels]
 		for row := r0; row < r1; row++ {
@@ -128,7 +129,7 @@ func (b *builder) markExceeding(limit float32) step {
 			}
 		}
 	})
-	mark.prepare = func(int) { found.begin(len(exe.p.cores), channels) }
+	mark.prepare = func(int) { found.begin(len(exe.proc.cores), channels) }
 	mark.refused = func(row int) error {
 		values := input.f32[row*input.ld:][:channels]
 		at := slices.IndexFunc(values, func(value float32) bool { return value-value != 0 })
@@ -228,22 +229,24 @@ func (m *matrixRows) fetch(found *exceeding) (cold int, err error) {
 	return cold, nil
 }
 
-// count notes how many channels a call of an operator had beyond the scale, and of how many the row was read from a
-// file. One call runs at a time.
-func (e *executable) count(channels, most, cold int) {
-	counts := &e.beyondScale
-	counts[0].Add(1)
-	counts[1].Add(int64(channels))
-	counts[2].Store(max(counts[2].Load(), int64(channels)))
-	if channels > most {
-		counts[3].Add(1)
+// outlierCounts is a driver.OutlierCount that is read while calls add to it.
+type outlierCounts struct{ calls, channels, most, beyond, cold atomic.Int64 }
+
+// add counts a call with so many channels beyond the scale, of which the rows of cold were read from a file. gathered
+// is how many channels one pass takes. One call runs at a time.
+func (c *outlierCounts) add(channels, gathered, cold int) {
+	c.calls.Add(1)
+	c.channels.Add(int64(channels))
+	c.most.Store(max(c.most.Load(), int64(channels)))
+	if channels > gathered {
+		c.beyond.Add(1)
 	}
-	counts[4].Add(int64(cold))
+	c.cold.Add(int64(cold))
 }
 
 // Outliers implements driver.Outlying.
 func (e *executable) Outliers() driver.OutlierCount {
-	counts := &e.beyondScale
-	return driver.OutlierCount{Calls: counts[0].Load(), Channels: counts[1].Load(), Most: counts[2].Load(),
-		Beyond: counts[3].Load(), Cold: counts[4].Load()}
+	counts := &e.outliers
+	return driver.OutlierCount{Calls: counts.calls.Load(), Channels: counts.channels.Load(), Most: counts.most.Load(),
+		Beyond: counts.beyond.Load(), Cold: counts.cold.Load()}
 }

@@ -40,8 +40,8 @@ type processor struct {
 
 	graphs map[string]op.Graph // parsed and valid, by their code; they are not written to
 
-	arena  *mem.Region
-	arenas int // counts arenas, so that executables notice a new one
+	arena       *mem.Region
+	arenaNumber int // counts arenas, so that executables notice a new one
 }
 
 // newProcessor returns a processor of these cores with a kernel set, not attached yet.
@@ -106,7 +106,7 @@ func (p *processor) reserve(bytes int64) error {
 		return err
 	}
 	p.arena = region
-	p.arenas++
+	p.arenaNumber++
 	return nil
 }
 
@@ -118,7 +118,7 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 // Owns implements an interface for RunBy.
 func (p *processor) Owns(exe driver.Executable) (here, open bool) {
 	loaded, ok := exe.(*executable)
-	here = ok && loaded.p == p
+	here = ok && loaded.proc == p
 	return here, here && !loaded.closed
 }
 

@@ -19,8 +19,8 @@ func TestProductsOfKnownHalves(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			build := builder{op: operator, e: &executable{p: &processor{set: kernel.Best()}},
-				w: []driver.Packed{{Bytes: make([]byte, size)}}}
+			build := builder{op: operator, exe: &executable{proc: &processor{set: kernel.Best()}},
+				weights: []driver.Packed{{Bytes: make([]byte, size)}}}
 			_, bytes, sums, err := build.product()
 			if err != nil || bytes != int(size) || sums > 0 != (weight != "q8c") {
 				t.Errorf("%s: %v, tiles of %d bytes, %d sums; want %d bytes", operator.Scheme, err, bytes, sums, size)

@@ -102,8 +102,8 @@ func (s *ropeTables) grow(tables, rows, half int) {
 // once, into tables that the layers share: prepare finds or fills the table of the call's position
 // and length, and the tasks only rotate.
 func (b *builder) rope() (step, error) {
-	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Rope
-	table, err := mem.View[float32](b.w[0].Bytes)
+	exe, operator, input, output, kernel := b.exe, b.op, b.in[0], b.out[0], b.exe.proc.set.Rope
+	table, err := mem.View[float32](b.weights[0].Bytes)
 	if err != nil {
 		return step{}, err
 	}
@@ -113,9 +113,9 @@ func (b *builder) rope() (step, error) {
 		return step{}, fmt.Errorf("%d rows of %d angles need more than %d bytes", operator.M, half, int64(maxAngles))
 	}
 	// Layers turn rows by one table, or in turn by two; those of a batch by tables of one row, each its own.
-	angles, most := &exe.p.rope, 1
+	angles, most := &exe.proc.rope, 1
 	if operator.Batch {
-		angles, most = &exe.p.ropeBatch, operator.M
+		angles, most = &exe.proc.ropeBatch, operator.M
 		angles.grow(2*operator.M, 1, half)
 	} else {
 		angles.grow(2, operator.M, half)

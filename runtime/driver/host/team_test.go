@@ -306,7 +306,7 @@ func TestTilesAreDivided(t *testing.T) {
 
 		next := 0
 		for i := range tasks.count() {
-			from, to := tasks.of(i, i+1)
+			from, to := tasks.tilesOf(i, i+1)
 			if from != next || to <= from {
 				t.Fatalf("task %d is tiles [%d,%d), want some that begin at %d", i, from, to, next)
 			}
@@ -318,7 +318,7 @@ func TestTilesAreDivided(t *testing.T) {
 		if next != tiles {
 			t.Fatalf("tasks end at tile %d, want %d", next, tiles)
 		}
-		if first, end := tasks.of(0, tasks.count()); first != 0 || end != tiles {
+		if first, end := tasks.tilesOf(0, tasks.count()); first != 0 || end != tiles {
 			t.Fatalf("all tasks are tiles [%d,%d), want [0,%d)", first, end, tiles)
 		}
 	})
