@@ -10,10 +10,7 @@ package lower
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -54,14 +51,17 @@ type Value struct {
 	Fan  int // rows of one token, at least 1
 }
 
-// Expand fixes rows, context and schemes. Matmuls get the scheme that schemeOf returns for their name (exact ones
-// float32). An embedding that gets op.I32Q8C or op.I32Q6C so looks rows up in the weight of a product. Where a scheme
-// quantises activations, a node NAME_quant precedes the first matmul that reads the value. Such a node is decided about
-// like any other. Its scale may be static: it is then the weight ScaleWeight of that matmul, none of the model. A
-// matmul on a grid takes its steps as the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand
-// two nodes more: NAME_outliers multiplies what its static scale cuts off, of as many channels at once as channels
-// returns for its name and its rows (0, nil: the usual number), and NAME_merge adds that to the result. With tiers
-// (nil: none) experts are executed by groups as well (see groups.go).
+// Expand fixes rows, context and schemes of a model's graph, and adds the nodes that its schemes need.
+//
+//   - A product gets the scheme that schemeOf returns for its name; an exact one is computed in float32. An embedding
+//     that gets op.I32Q8C or op.I32Q6C looks rows up in the weight of a product.
+//   - Where a scheme quantises activations, a node NAME_quant precedes the first product that reads the value. It is
+//     decided about like any other node. If its scale is static, that is the weight ScaleWeight of the product.
+//   - A product on a grid reads its steps from the weight StepsWeight, behind its own weight.
+//   - A product with shadow outliers is followed by two nodes. NAME_outliers multiplies what the static scale cuts off,
+//     in passes of as many channels as channels returns for the product's name and rows (0, nil: the usual number).
+//     NAME_merge adds that to the result.
+//   - With tiers (nil: none) experts are executed by groups as well (see groups.go).
 func Expand(
 	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme, tiers *planir.ExpertTiers,
 	channels func(node string, rows int) int,
@@ -83,13 +83,13 @@ func Expand(
 
 		for j := 0; j < len(model.Nodes); j++ {
 			if tiers != nil && model.Nodes[j].Ops[0].Kind == op.ExpertMatMul {
-				if err := state.groups(model.Nodes[j:], rows, context); err != nil {
+				if err := state.expandGroups(model.Nodes[j:], rows, context); err != nil {
 					return nil, err
 				}
 				j += expertNodes - 1
 				continue
 			}
-			if err := state.node(&model.Nodes[j], rows, context); err != nil {
+			if err := state.expandNode(&model.Nodes[j], rows, context); err != nil {
 				return nil, err
 			}
 		}
@@ -120,8 +120,8 @@ func (e *expansion) class(node string) string {
 	return node
 }
 
-// node expands a node of the model, with the node that quantises what it reads where there is none yet.
-func (e *expansion) node(model *models.Node, rows, context int) error {
+// expandNode expands a node of the model, with the node that quantises what it reads where there is none yet.
+func (e *expansion) expandNode(model *models.Node, rows, context int) error {
 	name := e.section.Name + "." + model.Name
 	node := Node{Name: name, In: slices.Clone(model.In), W: model.W, Out: model.Out, Slots: e.slots}
 
@@ -156,7 +156,7 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 
 	e.addNode(&node)
 	if operator := node.Op(); operator.Kind == op.MatMul && operator.Scheme.Shadow() {
-		return e.outliers(&node, model.In[0])
+		return e.addOutliers(&node, model.In[0])
 	}
 	return nil
 }
@@ -174,70 +174,6 @@ func (e *expansion) addNode(node *Node) {
 		}
 	}
 	e.section.Nodes = append(e.section.Nodes, *node)
-}
-
-// outliers adds two nodes beside a product: one multiplies what the static scale of the product's input cuts off, the
-// other adds that to the result.
-func (e *expansion) outliers(product *Node, input string) error {
-	operator := product.Op()
-	remainder := op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N, Scheme: op.A32W16}
-	if e.channels != nil {
-		remainder.Channels = min(remainder.K, e.channels(product.Name, product.Op().M))
-	}
-	result := product.Out[0]
-
-	part := result + ".o"
-	e.section.Values[part] = e.section.Values[result]
-	scale := e.quantised[input+quantFormOf(operator.Scheme).codes]
-	merge := op.Op{Kind: op.Add, M: operator.M, N: operator.N}
-
-	e.section.Nodes = append(e.section.Nodes,
-		Node{Name: product.Name + outliersSuffix, Ops: []op.Op{remainder}, In: []string{input},
-			W: []string{product.W[0], scale}, Out: []string{part}},
-		Node{Name: product.Name + mergeSuffix, Ops: []op.Op{merge}, In: []string{result, part}, Out: []string{result}})
-	return remainder.Validate()
-}
-
-// prune removes from sections the nodes that compute shadow outliers in the layers where the plan prunes them. A
-// section becomes several, one for each run of layers with the same nodes; they keep its name and its decisions.
-func prune(sections []Section, plan *planir.Plan) (out []Section) {
-	if len(plan.Shadows) == 0 {
-		return sections
-	}
-	for i := range sections {
-		section := &sections[i]
-		for layer := range max(1, section.Layers) {
-			part := *section
-			part.First, part.Layers = section.First+layer, min(section.Layers, 1)
-			part.Nodes = prunedNodes(section.Nodes, plan, part.First)
-			last := len(out) - 1
-			if layer > 0 && sameNodes(out[last].Nodes, part.Nodes) {
-				out[last].Layers++
-				continue
-			}
-			out = append(out, part)
-		}
-	}
-	return out
-}
-
-// sameNodes reports whether two lists have the same nodes.
-func sameNodes(nodes, others []Node) bool {
-	return slices.EqualFunc(nodes, others, func(node, other Node) bool { return node.Name == other.Name })
-}
-
-// prunedNodes returns the nodes of a section without those that the plan prunes in a layer.
-func prunedNodes(nodes []Node, plan *planir.Plan, layer int) (out []Node) {
-	pruned := map[string]bool{}
-	for i := range nodes {
-		if operator := nodes[i].Op(); operator.Scheme.Shadow() && plan.Pruned(nodes[i].Name, layer) {
-			pruned[nodes[i].Name+outliersSuffix], pruned[nodes[i].Name+mergeSuffix] = true, true
-		}
-		if !pruned[nodes[i].Name] {
-			out = append(out, nodes[i])
-		}
-	}
-	return out
 }
 
 // embedding looks rows up in the packed weight of a product, if that is the scheme.
@@ -332,64 +268,3 @@ func quantFormOf(scheme op.Scheme) *quantForm {
 	}
 	panic("BUG: no form of quantised rows for scheme " + string(scheme))
 }
-
-// Suffixes of the nodes behind a product with shadow outliers.
-const (
-	outliersSuffix = "_outliers"
-	mergeSuffix    = "_merge"
-)
-
-// ShadowOf returns the product whose shadow outliers a node computes or adds, by name; false for other nodes.
-func ShadowOf(node string) (product string, ok bool) {
-	for _, suffix := range []string{outliersSuffix, mergeSuffix} {
-		if product, ok = strings.CutSuffix(node, suffix); ok {
-			return product, true
-		}
-	}
-	return "", false
-}
-
-// scaleCounts are the numbers of static scales that schemes have.
-var scaleCounts = []int{1, 2, 4}
-
-// scalesSuffix tells apart what depends on the number of static scales.
-func scalesSuffix(scales int) string {
-	if scales == 1 {
-		return ""
-	}
-	return strconv.Itoa(scales)
-}
-
-// ScaleWeight returns the name of the weight f32 [1,scales] that holds the static scales of what enters the products of
-// a class, named as decisions name nodes.
-func ScaleWeight(class string, scales int) string { return class + ".scale" + scalesSuffix(scales) }
-
-// InnerScaleWeight returns the name of the weight f32 [1,1] that holds the static scale of what enters the products of
-// a class with shadow outliers: of all channels but the largest.
-func InnerScaleWeight(class string) string { return class + ".inner_scale" }
-
-// Computed returns the weights that a class of products may have and no model has: its static scales and its steps.
-func Computed(class string) []string {
-	var out []string
-	for _, scales := range scaleCounts {
-		out = append(out, ScaleWeight(class, scales))
-	}
-	return append(out, InnerScaleWeight(class), StepsWeight(class))
-}
-
-// Added returns the nodes that Expand may add for a node of a kind, by name, with the kind of operator that each is.
-func Added(node string, kind op.Kind) map[string]op.Kind {
-	out := map[string]op.Kind{node + outliersSuffix: op.OutlierMatMul, node + mergeSuffix: op.Add}
-	addGroups(out, node, kind)
-	for _, product := range append(slices.Collect(maps.Keys(out)), node) {
-		for i := range quantForms {
-			out[product+quantForms[i].node] = op.QuantRows
-		}
-	}
-	maps.Copy(out, models.SparseNodes(node))
-	return out
-}
-
-// StepsWeight returns the name of the weight f32 [2,N] that holds the steps of a product on a grid (op.Scheme.Grid): of
-// what enters it and of what it computes.
-func StepsWeight(class string) string { return class + ".steps" }

@@ -12,13 +12,13 @@ import (
 // fuse joins neighbours that work on the same rows on one processor into one step with the nodes of all of
 // them: one call instead of several.
 //
-// A processor with dynamic rows may take a row through all of them while it is in its cache: operators on rows are
-// joined. Tasks that follow each other in the list have nothing between them, whatever the lanes; so what waits for one
-// of them waits for their step.
+// A processor with dynamic rows may take a row through several operators while it is in its cache: its operators on
+// rows are joined. Only tasks that follow each other in the list are, so nothing comes between them on any lane, and a
+// task that waited for one of them waits for their step.
 //
-// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph; see waits
-// for what is not joined. For others a graph is what their compiler was asked about. outside are the buffers that other
-// sections read.
+// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph. delaysOthers
+// says what is not joined. For other processors a graph is what their compiler was asked about. outside are the buffers
+// that other sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
 	for i, next := range tasks {
 		last := len(out) - 1
@@ -26,7 +26,7 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 			out = append(out, next)
 			continue
 		}
-		if joined := joinable(tasks, i, out[last], proc(next.proc)); joined != nil {
+		if joined := tryJoin(tasks, i, out[last], proc(next.proc)); joined != nil {
 			out[last] = joined
 		} else {
 			out = append(out, next)
@@ -52,14 +52,12 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 	return out
 }
 
-// joinable joins the task at index to the step of the tasks before it, whose last step is before. It returns nil if
+// tryJoin joins the task at index to the step of the tasks before it, whose last step is before. It returns nil if
 // their processor does not take them together.
-func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
+func tryJoin(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 	next := tasks[index]
-	if !proc.Fuses || !fusible(before) || !fusible(next) {
-		return joinRows(before, next, proc)
-	}
-	if delaysOthers(tasks, index, before) || !weightsFit(proc, before, next) {
+	fuses := proc.Fuses && before.consistsOf(fusibleKind) && next.consistsOf(fusibleKind)
+	if !fuses || delaysOthers(tasks, index, before) || !weightsFit(proc, before, next) {
 		return joinRows(before, next, proc)
 	}
 	if joined := join(before, next); joined != nil && overwrites(&joined.graph) == "" {
@@ -70,10 +68,16 @@ func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 
 // joinRows joins tasks of operators on rows for a processor of dynamic rows, nil for others.
 func joinRows(before, next *task, proc *planir.Proc) *task {
-	if proc.DynamicRows && rowwise(before) && rowwise(next) {
+	if proc.DynamicRows && before.consistsOf(op.Kind.Rowwise) && next.consistsOf(op.Kind.Rowwise) {
 		return join(before, next)
 	}
 	return nil
+}
+
+// consistsOf reports whether a task has one operator for each of its names, and all of them are of kinds that fit.
+func (t *task) consistsOf(fits func(op.Kind) bool) bool {
+	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
+		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !fits(node.Op.Kind) })
 }
 
 // Joins reports whether the step of a piece with these operators may be joined to its neighbours on a processor, and
@@ -114,12 +118,6 @@ func readers(tasks []*task, i int, view planir.View) (out []*task) {
 func covers(whole, part planir.View) bool {
 	return whole.Buffer == part.Buffer && whole.R0 <= part.R0 && whole.R1 >= part.R1 &&
 		whole.C0 <= part.C0 && whole.C1 >= part.C1
-}
-
-// fusible reports whether a task consists of products and operators on rows, one for each of its names.
-func fusible(t *task) bool {
-	isOther := func(node op.Node) bool { return !fusibleKind(node.Op.Kind) }
-	return len(t.step.Nodes()) == len(t.graph.Nodes) && !slices.ContainsFunc(t.graph.Nodes, isOther)
 }
 
 // delaysOthers reports whether another processor would wait longer if a task were joined to those before it, or they
@@ -254,7 +252,7 @@ func join(before, after *task) *task {
 		}
 	}
 
-	joining := joining{names: map[planir.View]string{}, written: map[planir.View]bool{}}
+	joining := joiner{names: map[planir.View]string{}, written: map[planir.View]bool{}}
 	joined := &joining.task
 	joined.proc, joined.weights = before.proc, slices.Concat(before.weights, after.weights)
 	joined.step = planir.Step{
@@ -279,15 +277,15 @@ func join(before, after *task) *task {
 	return joined
 }
 
-// joining is a task in the making, whose graph names a value after the view that holds it.
-type joining struct {
+// joiner is a task in the making, whose graph names a value after the view that holds it.
+type joiner struct {
 	task
 	names   map[planir.View]string
 	written map[planir.View]bool // by the tasks added so far
 }
 
 // add appends a task's graph and views. What an earlier one wrote is no input.
-func (j *joining) add(part *task) {
+func (j *joiner) add(part *task) {
 	views := map[string]planir.View{} // of a value that is changed in place, the one that holds the result
 	for i, input := range part.graph.Inputs {
 		views[input.Name] = part.step.In[i]
@@ -343,10 +341,4 @@ func (j *joining) add(part *task) {
 			Op: node.Op, In: renamed(node.In, local), W: renamed(node.W, weights), Out: renamed(node.Out, local),
 		})
 	}
-}
-
-// rowwise reports whether a task consists of operators on rows, one for each of its names.
-func rowwise(t *task) bool {
-	isOther := func(node op.Node) bool { return !node.Op.Kind.Rowwise() }
-	return len(t.step.Nodes()) == len(t.graph.Nodes) && !slices.ContainsFunc(t.graph.Nodes, isOther)
 }

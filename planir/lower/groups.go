@@ -3,8 +3,6 @@ package lower
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -22,34 +20,11 @@ import (
 // Groups read nothing that the rest computes, nor the other way round, so that processors may execute both at the same
 // time. The nodes of a group follow one another: a processor that fuses makes one graph of them.
 
-// dispatchSuffix follows the name of the first product in the name of the node that moves rows to the slots.
-const dispatchSuffix = "_dispatch"
-
-// groupSuffix returns the suffix of the nodes and values of a group.
-func groupSuffix(group int) string { return groupMark + strconv.Itoa(group) }
-
-// groupMark stands before the number of a group.
-const groupMark = "_g"
-
-// ClassOf returns the model's node that a node of a group computes rows of; any other node is its own.
-func ClassOf(node string) string {
-	if at := strings.LastIndex(node, groupMark); at >= 0 {
-		if _, err := strconv.Atoi(node[at+len(groupMark):]); err == nil {
-			return node[:at]
-		}
-	}
-	return node
-}
-
-// SlotsWeight returns the name of the weight f32 [1,slots] that says which expert is in which slot of a layer, in the
-// program of that many rows.
-func SlotsWeight(rows int) string { return fmt.Sprintf("expert_slots@%d", rows) }
-
 // expertNodes are the nodes of a layer's experts from the first product on: product, activation, product, sum.
 const expertNodes = 4
 
-// groups expands the experts of a layer, whose nodes of the model these are, for the tiers of its program.
-func (e *expansion) groups(nodes []models.Node, rows, context int) error {
+// expandGroups expands the experts of a layer, whose nodes of the model these are, for the tiers of its program.
+func (e *expansion) expandGroups(nodes []models.Node, rows, context int) error {
 	if err := e.tiersFit(nodes); err != nil {
 		return err
 	}
@@ -67,14 +42,14 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	if scheme := e.schemeOf(name); e.tiers.Sent > 0 && !first.Exact && scheme.QuantisedRows() {
 		e.quantise(&Node{Name: name, In: first.In}, scheme)
 	}
-	if err := e.dispatch(name+dispatchSuffix, first, sum, append(dispatched, places), rest, rows); err != nil {
+	if err := e.addDispatch(name+dispatchSuffix, first, sum, append(dispatched, places), rest, rows); err != nil {
 		return err
 	}
 
 	slot := 0
 	for group, shape := range e.tiers.Groups {
 		for i := range nodes[:expertNodes-1] {
-			if err := e.groupNode(&nodes[i], group, shape, slot, context); err != nil {
+			if err := e.expandGroupNode(&nodes[i], group, shape, slot, context); err != nil {
 				return err
 			}
 		}
@@ -83,7 +58,7 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 
 	collect := op.Op{Kind: op.Collect, Groups: e.tiers.Shape(), Sent: e.expectedSent(rows, first.Ops[0].Fan)}
 	if e.tiers.Sent > 0 {
-		if err := e.dynamic(nodes, rest, rows, context); err != nil {
+		if err := e.addDynamic(nodes, rest, rows, context); err != nil {
 			return err
 		}
 		collected = append(collected, sum.In[0])
@@ -91,7 +66,7 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	own := *sum
 	collect.N, collect.Fan = sum.Ops[0].N, sum.Ops[0].Fan
 	own.Ops, own.In = []op.Op{collect}, append(append(collected, places), sum.In[1])
-	return e.node(&own, rows, context)
+	return e.expandNode(&own, rows, context)
 }
 
 // tiersFit checks that tiers are for a layer's nodes, its experts and all layers.
@@ -133,8 +108,8 @@ func (e *expansion) groupValues(nodes []models.Node) (dispatched, collected []st
 	return dispatched, collected
 }
 
-// dynamic adds the model's own products, for the rows that no slot takes.
-func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int) error {
+// addDynamic adds the model's own products, for the rows that no slot takes.
+func (e *expansion) addDynamic(nodes []models.Node, rest string, rows, context int) error {
 	sent := e.expectedSent(rows, nodes[0].Ops[0].Fan)
 	for i := range nodes[:expertNodes-1] {
 		own := nodes[i]
@@ -142,7 +117,7 @@ func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int)
 			own.In, own.Ops = []string{own.In[0], rest}, slices.Clone(own.Ops)
 			own.Ops[0].Sent = sent
 		}
-		if err := e.node(&own, rows, context); err != nil {
+		if err := e.expandNode(&own, rows, context); err != nil {
 			return err
 		}
 	}
@@ -152,9 +127,9 @@ func (e *expansion) dynamic(nodes []models.Node, rest string, rows, context int)
 // expectedSent returns how many rows the dynamic products of a layer are expected to compute, of those that there are.
 func (e *expansion) expectedSent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
 
-// dispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up.
+// addDispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up.
 // Salience is read from the attention's result or from the router's weights.
-func (e *expansion) dispatch(name string, first, sum *models.Node, out []string, rest string, rows int) error {
+func (e *expansion) addDispatch(name string, first, sum *models.Node, out []string, rest string, rows int) error {
 	product := first.Ops[0]
 	operator := op.Op{Kind: op.Dispatch, M: rows, N: product.K, Experts: product.Experts, Fan: product.Fan,
 		Groups: e.tiers.Shape(), Sent: e.expectedSent(rows, product.Fan), Salience: e.tiers.Salience}
@@ -196,8 +171,8 @@ func (e *expansion) attended() (value string) {
 	return value
 }
 
-// groupNode adds a node of the model for the rows of a group, whose first slot is given.
-func (e *expansion) groupNode(model *models.Node, group int, shape planir.ExpertGroup, slot, context int) error {
+// expandGroupNode adds a node of the model for the rows of a group, whose first slot is given.
+func (e *expansion) expandGroupNode(model *models.Node, group int, shape planir.ExpertGroup, slot, context int) error {
 	suffix := groupSuffix(group)
 	own := *model
 	own.Name += suffix
@@ -210,7 +185,7 @@ func (e *expansion) groupNode(model *models.Node, group int, shape planir.Expert
 	}
 	own.Ops = []op.Op{operator}
 	e.slots = &Slots{Class: e.section.Name + "." + model.Name, Tiers: e.tiers.Rows, First: slot}
-	err := e.node(&own, shape.Slots*shape.Rows, context)
+	err := e.expandNode(&own, shape.Slots*shape.Rows, context)
 	e.slots = nil
 	return err
 }

@@ -48,8 +48,8 @@ func PipelineOf(plan *planir.Plan, node string, rows int) (*planir.HeadPipeline,
 	return nil, ""
 }
 
-// add adds the tasks of a stage.
-func (s *stages) add(kind op.Kind, decision *planir.Decision, tasks []*task) {
+// addStage adds the tasks of a stage.
+func (s *stages) addStage(kind op.Kind, decision *planir.Decision, tasks []*task) {
 	s.decisions[kind], s.tasks[kind] = decision, tasks
 }
 

@@ -67,7 +67,7 @@ func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 		if err != nil {
 			return ph, illegal(fmt.Errorf("section %q: %w", section.Name, err))
 		}
-		ph.Sections = append(ph.Sections, b.dealOut(section, list, section.Layers > 1))
+		ph.Sections = append(ph.Sections, b.dealOut(section, list))
 	}
 
 	if err := checkOrders(decided.Orders, one); err != nil {
@@ -91,9 +91,9 @@ func checkOrders(orders []planir.ChunkOrder, sections []Section) error {
 // chunkTasks makes the tasks of a section for each chunk in flight.
 func (b *builder) chunkTasks(section *Section, outside map[string]bool) (lists [][]*task, err error) {
 	decided := b.plan.InFlight
-	defer func() { b.flight, b.from = false, 0 }()
+	defer func() { b.inChunk, b.chunkStart = false, 0 }()
 	for chunk := range decided.Chunks {
-		b.flight, b.from = true, chunk*decided.Rows
+		b.inChunk, b.chunkStart = true, chunk*decided.Rows
 		tasks, err := b.tasks(section, decided.Rows, outside)
 		if err != nil {
 			return nil, err
@@ -136,16 +136,16 @@ func interleave(lists [][]*task, order *planir.ChunkOrder, layers int) (out []*t
 
 // moveToChunk moves the pieces of a node to the rows of the chunk whose tasks are made.
 func (b *builder) moveToChunk(section *Section, node *Node, pieces []Piece) error {
-	if !b.flight {
+	if !b.inChunk {
 		return nil
 	}
 	rows := b.plan.InFlight.Rows
 	for i := range pieces {
 		piece := &pieces[i]
 		if node.Slots == nil {
-			piece.R0 += b.from
+			piece.R0 += b.chunkStart
 		} else { // its rows are no tokens: those of a chunk follow those of the chunks before
-			piece.R0 += b.from / rows * section.Values[node.Out[0]].Rows
+			piece.R0 += b.chunkStart / rows * section.Values[node.Out[0]].Rows
 		}
 
 		for _, views := range [][]planir.View{piece.In, piece.Out} {
@@ -158,7 +158,7 @@ func (b *builder) moveToChunk(section *Section, node *Node, pieces []Piece) erro
 					return fmt.Errorf("rows %d..%d of %q belong to the next chunk in flight: shares that are padded "+
 						"beyond their bucket keep chunks apart", views[j].R0, views[j].R1, views[j].Buffer)
 				}
-				before := b.from / rows * value.Rows // of the chunks before: scores have a row for several tokens
+				before := b.chunkStart / rows * value.Rows // of the chunks before: scores have a row for several tokens
 				views[j].R0, views[j].R1 = views[j].R0+before, views[j].R1+before
 			}
 		}

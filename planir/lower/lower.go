@@ -233,9 +233,9 @@ type builder struct {
 	on string
 	// decodes tells that the program decodes.
 	decodes bool
-	// The tasks being made are of one of several chunks, which begins at row from.
-	flight bool
-	from   int
+	// inChunk tells that the tasks being made are of one of several chunks, which begins at row chunkStart.
+	inChunk    bool
+	chunkStart int
 }
 
 // decision finds the decision for a node. In a program of one processor, that processor executes the node, in the
@@ -310,14 +310,14 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 	if err != nil {
 		return planir.Section{}, err
 	}
-	return b.dealOut(section, tasks, section.Layers > 1), nil
+	return b.dealOut(section, tasks), nil
 }
 
 // dealOut makes flags for the tasks and deals them out to lanes. The tasks are listed in an order that one processor
 // alone could execute.
-func (b *builder) dealOut(section *Section, tasks []*task, repeated bool) planir.Section {
+func (b *builder) dealOut(section *Section, tasks []*task) planir.Section {
 	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
-	out.Flags = synchronise(tasks, repeated)
+	out.Flags = synchronise(tasks, section.Layers > 1)
 
 	// Each processor executes its tasks in this order; flags order tasks of different processors.
 	lanes := map[string][]planir.Step{}

@@ -33,10 +33,10 @@ type packUse struct {
 	name            string
 }
 
-// group numbers packs that lie together: first those that only decode reads, then those that both phases read, then
+// order numbers packs that lie together: first those that only decode reads, then those that both phases read, then
 // those that only prefill reads. Each phase then reads one piece of a layer.
 // RATIONALE: In which pages do weights lie?
-func (u *packUse) group() int {
+func (u *packUse) order() int {
 	switch {
 	case !u.prefill:
 		return 0
@@ -196,7 +196,7 @@ func (b *builder) dropSlottedPacks() {
 // weight.
 func (b *builder) finishPacks(rank map[string]int) error {
 	order := func(x, y packKey) int {
-		return cmp.Or(b.packs[x].group()-b.packs[y].group(),
+		return cmp.Or(b.packs[x].order()-b.packs[y].order(),
 			cmp.Compare(rank[x.weight], rank[y.weight]), cmp.Compare(x.scheme, y.scheme),
 			cmp.Compare(x.layout, y.layout), cmp.Compare(x.owner, y.owner), x.k0-y.k0, x.k1-y.k1, x.n0-y.n0, x.n1-y.n1)
 	}

@@ -41,7 +41,7 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 		if b.on != "" { // one processor executes all of it
 			pipeline = nil
 		}
-		task, err := b.node(section, node, decision, pipeline)
+		made, err := b.node(section, node, decision, pipeline)
 		if err != nil {
 			return nil, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", node.Name, rows, err).
 				WithCode("P010")
@@ -51,21 +51,21 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 			if pipelines[pipeline] == nil {
 				pipelines[pipeline] = newStages(pipeline)
 			}
-			pipelines[pipeline].add(stage, decision, task)
+			pipelines[pipeline].addStage(stage, decision, made)
 			if stage != op.SparseAttend { // the last one has all of them
 				continue
 			}
-			if task, err = pipelines[pipeline].inPipelineOrder(); err != nil {
+			if made, err = pipelines[pipeline].inPipelineOrder(); err != nil {
 				return nil, err
 			}
 		}
-		tasks = append(tasks, task...)
+		tasks = append(tasks, made...)
 	}
 
 	tasks = fuse(tasks, b.plan.Proc, outside)
 	// Only now are graphs final, and can equal ones be found.
-	for _, task := range tasks {
-		task.step.Run = b.graph(task)
+	for _, made := range tasks {
+		made.step.Run = b.graph(made)
 	}
 	return tasks, nil
 }
@@ -152,7 +152,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		return made, nil
 	}
 	made.step.ExpectNS = decision.Shares[piece.Share].PredictNS
-	if err := b.unfolded(node, operator); err != nil {
+	if err := b.refuseFolded(node, operator); err != nil {
 		return nil, err
 	}
 
@@ -180,9 +180,9 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 	return made, nil
 }
 
-// unfolded refuses to look rows up in the packed weight of a product if a fold multiplies that weight's rows, because
+// refuseFolded refuses to look rows up in the packed weight of a product if a fold multiplies that weight's rows, because
 // the fold would change the embedding.
-func (b *builder) unfolded(node *Node, operator op.Op) error {
+func (b *builder) refuseFolded(node *Node, operator op.Op) error {
 	if operator.Kind != op.Embed || operator.Scheme == "" {
 		return nil
 	}
@@ -211,7 +211,6 @@ func chain(ops []op.Op, layout string) (graph op.Graph) {
 		}
 		for _, role := range sig.W {
 			graph.Weights = append(graph.Weights, operator.WeightSpec(role, layout))
-
 			node.W = append(node.W, role)
 		}
 		for _, value := range sig.Out {
