@@ -17,17 +17,16 @@ type Request struct {
 	Restore func(control *Control, sequence int) (tokens int, err error)
 }
 
-// Outcome is the result of a request. Err says why nothing was generated, or why generation broke
-// off.
+// Outcome is the result of a request. Err says why nothing was generated, or why generation broke off.
 type Outcome struct {
 	Generation
 	Cached int // tokens of the prompt that Restore has put in place
 	Err    error
 }
 
-// running is a request that is being decoded.
-type running struct {
-	request int
+// runningRequest is a request that is being decoded.
+type runningRequest struct {
+	number  int // of the request
 	sampler Sampler
 	next    Token // sampled last
 	err     error // of sampling it
@@ -66,9 +65,9 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
 // request is decoded together, and ended requests return their sequences. A request's result
 // does not depend on the others, because no operator mixes rows of several sequences.
 func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
-	sequences := c.m.Sequences()
-	state := &batching{Control: c, requests: requests, out: out, ended: ended,
-		active: make([]running, 0, sequences), free: make([]int, 0, sequences)}
+	sequences := c.machine.Sequences()
+	state := &batchState{Control: c, requests: requests, out: out, ended: ended,
+		active: make([]runningRequest, 0, sequences), free: make([]int, 0, sequences)}
 	for sequence := sequences - 1; sequence >= 0; sequence-- {
 		state.free = append(state.free, sequence)
 	}
@@ -93,35 +92,35 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 			return err
 		}
 		for i := range state.active {
-			outcome := &out[state.active[i].request]
+			outcome := &out[state.active[i].number]
 			outcome.DecodeNS = append(outcome.DecodeNS, timing.NS)
 		}
 		state.acceptTokens(0)
 	}
 }
 
-// batching is the state of generate: the running requests, in the order in which they began, and the free sequences.
-type batching struct {
+// batchState is the state of generate.
+type batchState struct {
 	*Control
 	requests []Request
 	out      []Outcome
 	ended    func(int, *Outcome)
-	active   []running
-	free     []int
+	active   []runningRequest // in the order in which they began
+	free     []int            // sequences
 }
 
 // startRequest processes the prompt of a request in a free sequence. One that is not admitted ends.
-func (b *batching) startRequest(number int) error {
+func (b *batchState) startRequest(number int) error {
 	sequence := b.free[len(b.free)-1]
 	request, outcome := &b.requests[number], &b.out[number]
-	if outcome.Err = b.m.admits(sequence, request.Prompt); outcome.Err != nil {
+	if outcome.Err = b.machine.admits(sequence, request.Prompt); outcome.Err != nil {
 		b.ended(number, outcome)
 		return nil
 	}
-	most := min(request.MaxTokens, b.m.plan.MaxContext-len(request.Prompt)+1)
+	most := min(request.MaxTokens, b.machine.plan.MaxContext-len(request.Prompt)+1)
 	outcome.Tokens, outcome.DecodeNS = make([]int32, 0, most), make([]int64, 0, most)
 	b.free = b.free[:len(b.free)-1]
-	b.active = append(b.active, running{request: number, sampler: request.Sampler, next: Token{Sequence: sequence}})
+	b.active = append(b.active, runningRequest{number: number, sampler: request.Sampler, next: Token{Sequence: sequence}})
 	if request.Restore != nil {
 		var err error
 		if outcome.Cached, err = request.Restore(b.Control, sequence); err != nil {
@@ -140,25 +139,27 @@ func (b *batching) startRequest(number int) error {
 }
 
 // sampleToken chooses the next token of the i-th running request.
-func (b *batching) sampleToken(i int, logits []float32) error {
-	sequence := &b.active[i]
-	sequence.next.ID, sequence.err = sequence.sampler.Next(logits)
-	return nil
+func (b *batchState) sampleToken(i int, logits []float32) error {
+	running := &b.active[i]
+	running.next.ID, running.err = running.sampler.Next(logits)
+	return nil // an error ends this request alone, not the batch
 }
 
-// acceptTokens adds sampled tokens to the requests from number i on, and removes those that have ended.
-func (b *batching) acceptTokens(i int) {
-	rest := b.active[:i]
-	for _, sequence := range b.active[i:] {
-		request, outcome := &b.requests[sequence.request], &b.out[sequence.request]
-		if outcome.Err = sequence.err; outcome.Err == nil &&
-			!outcome.addToken(b.m, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
-			rest = append(rest, sequence)
+// acceptTokens adds the sampled tokens of the running requests from the i-th on to their results, and removes the
+// requests that have ended.
+func (b *batchState) acceptTokens(i int) {
+	remaining := b.active[:i]
+	for _, running := range b.active[i:] {
+		request, outcome, sequence := &b.requests[running.number], &b.out[running.number], running.next.Sequence
+		outcome.Err = running.err
+		if outcome.Err == nil &&
+			!outcome.addToken(b.machine, sequence, running.next.ID, request.MaxTokens, request.OnToken) {
+			remaining = append(remaining, running)
 			continue
 		}
-		b.ended(sequence.request, outcome)
-		b.m.pos[sequence.next.Sequence] = 0
-		b.free = append(b.free, sequence.next.Sequence)
+		b.ended(running.number, outcome)
+		b.machine.pos[sequence] = 0
+		b.free = append(b.free, sequence)
 	}
-	b.active = rest
+	b.active = remaining
 }

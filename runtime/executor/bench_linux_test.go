@@ -62,7 +62,7 @@ func handing(cores [2]int, busy []time.Duration, post, wait func(n int64)) meeti
 	done := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
-		sharpen()
+		minimizeTimerSlack()
 		defer close(done)
 		_ = affinity.Pin(cores[1])
 		used, began := cpu(), clock()

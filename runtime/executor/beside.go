@@ -17,7 +17,7 @@ type besideChunk struct {
 	parts    []*crewSection // of the sections that run
 	logits   bool           // the last part computes them
 	crew     *crew
-	target   uint64 // of crew.done, once all parts are through
+	target   uint64 // crew.done reaches it when all parts are done
 	start    driver.Tick
 }
 
@@ -26,15 +26,15 @@ var errClosed = errors.New("the machine was closed")
 
 // Beside reports whether the plan has a processor that processes prompts while another one decodes.
 func (m *Machine) Beside() bool {
-	return m.plan.Beside != nil && m.trace == nil && m.observe == nil && !m.control.virt
+	return m.plan.Beside != nil && m.trace == nil && m.observe == nil && !m.control.virtual
 }
 
 // Begin starts the next chunk of a sequence on the processor that works beside decoding, and returns how many of the
-// tokens the chunk has. logits says whether those of its last token are wanted. One chunk is processed at a time;
-// Extend, Chunk and Step wait for its end, while StepBeside decodes other sequences. Await ends it, in this job or a
-// later one. A single token cannot be processed in this way.
+// tokens the chunk has. logits says whether those of its last token are wanted. One chunk is processed at a time:
+// Extend, Chunk and Step wait for its end, StepBeside decodes other sequences meanwhile. Await must follow, in this job
+// or a later one. tokens must have at least two.
 func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, err error) {
-	machine := c.m
+	machine := c.machine
 	if !machine.Beside() || len(tokens) < 2 {
 		return 0, diag.New(diag.ClassUsage, "begin: nothing of %d tokens is processed beside other calls", len(tokens))
 	}
@@ -45,16 +45,14 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 		return 0, err
 	}
 	pr := machine.besidePrompt(len(tokens))
-	if pr.sections == nil {
-		if err := machine.load(c.ctx, pr); err != nil {
-			return 0, err
-		}
+	if err := machine.load(c.ctx, pr); err != nil {
+		return 0, err
 	}
 	count = min(len(tokens), pr.Rows)
 	copy(pr.ids, tokens[:count])
 	pos := machine.pos[sequence]
 	call := driver.Scalars{Sequence: sequence, Seq: pos + len(tokens), Pos: pos, Rows: count, Row: count - 1}
-	if err := machine.gather(pr, sequence, pos); err != nil {
+	if err := machine.provideCaches(pr, sequence, pos); err != nil {
 		return 0, err
 	}
 	started := &besideChunk{program: pr, sequence: sequence, count: count, logits: logits && count == len(tokens),
@@ -94,14 +92,14 @@ func (m *Machine) besidePrompt(n int) (best *program) {
 
 // Ended reports whether the chunk that Begin has started is processed, or given up.
 func (c *Control) Ended() bool {
-	current := c.m.beside
+	current := c.machine.beside
 	return current == nil || current.crew.done.Load() >= current.target
 }
 
 // Await waits for the end of the chunk that Begin has started and passes the logits of its last token to sink, where
 // those were wanted. It returns how long the chunk has taken.
 func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
-	machine := c.m
+	machine := c.machine
 	current := machine.beside
 	if current == nil {
 		return Timing{}, diag.New(diag.ClassUsage, "await: nothing has begun")
@@ -111,7 +109,7 @@ func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 	}
 	machine.beside = nil
 	machine.pos[current.sequence] += current.count
-	machine.gathered(current.program, current.sequence, machine.pos[current.sequence])
+	machine.noteAppended(current.program, current.sequence, machine.pos[current.sequence])
 	took := Timing{NS: int64(machine.control.proc.Now() - current.start)}
 	if err := machine.checkIntact(); err != nil {
 		return took, err
@@ -124,7 +122,7 @@ func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 
 // StepBeside does what Step does while a chunk is processed, on the processor that decodes meanwhile.
 func (c *Control) StepBeside(tokens []Token, sink Sink) (Timing, error) {
-	machine := c.m
+	machine := c.machine
 	if !machine.Beside() {
 		return Timing{}, diag.New(diag.ClassUsage, "step: the plan decodes nothing beside prompts")
 	}
@@ -148,16 +146,14 @@ func (c *Control) StepBeside(tokens []Token, sink Sink) (Timing, error) {
 
 // decodeAlone decodes one sequence by the processor that decodes beside prompts.
 func (c *Control) decodeAlone(token Token, sink Sink) (Timing, error) {
-	machine := c.m
+	machine := c.machine
 	pr := machine.programs[machine.plan.Program.ProgramOn(machine.plan.Beside.Decode, 1).Name]
-	if pr.sections == nil {
-		if err := machine.load(c.ctx, pr); err != nil {
-			return Timing{}, err
-		}
+	if err := machine.load(c.ctx, pr); err != nil {
+		return Timing{}, err
 	}
 	start := machine.meetClocks()
-	machine.one[0] = token.ID
-	if _, err := c.runChunk(pr, token.Sequence, machine.one[:], 0, WantLast, sink); err != nil {
+	machine.single[0] = token.ID
+	if _, err := c.runChunk(pr, token.Sequence, machine.single[:], 0, WantLast, sink); err != nil {
 		return Timing{}, err
 	}
 	return Timing{NS: int64(machine.meetClocks() - start)}, machine.checkIntact()

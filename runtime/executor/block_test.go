@@ -37,13 +37,13 @@ func TestBlockAsksForShortCalls(t *testing.T) {
 		m := &Machine{origin: time.Now()}
 		device := &lookedAt{}
 		queue := &queue{Asynchronous: device, count: 1}
-		part := &laneSection{lane: &lane{wait: capability.WaitEvent, queue: queue}}
+		part := &laneSection{lane: &lane{waiting: capability.WaitEvent, queue: queue}}
 		st := &step{awaited: true}
 		st.estimateNS.Store(int64(c.expected))
-		part.began.Store(m.now())
+		part.stepBegan.Store(m.now())
 		*queue.at(0) = pending{step: st, part: part, ticket: 1, rows: 1}
 
-		waited := m.waitInDriver(&crewSection{lanes: []*laneSection{part}, feeds: 1})
+		waited := m.waitInDriver(&crewSection{lanes: []*laneSection{part}, asyncLanes: 1})
 
 		if !waited || queue.done != 1 {
 			t.Errorf("a call of %v: waited %v, %d calls done, want true and 1", c.expected, waited, queue.done)

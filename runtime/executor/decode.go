@@ -15,7 +15,7 @@ type Token struct {
 // logits that follow each to sink (nil: to nobody). A single token is decoded as by Extend. The result of a sequence
 // does not depend on the others. Step allocates nothing once the program is loaded.
 func (c *Control) Step(tokens []Token, sink Sink) (Timing, error) {
-	machine := c.m
+	machine := c.machine
 	if err := machine.admitsBatch(tokens); err != nil {
 		return Timing{}, err
 	}
@@ -23,8 +23,8 @@ func (c *Control) Step(tokens []Token, sink Sink) (Timing, error) {
 	case 0:
 		return Timing{}, diag.New(diag.ClassUsage, "step: no tokens")
 	case 1:
-		machine.one[0] = tokens[0].ID
-		return c.Extend(tokens[0].Sequence, machine.one[:], WantLast, sink)
+		machine.single[0] = tokens[0].ID
+		return c.Extend(tokens[0].Sequence, machine.single[:], WantLast, sink)
 	}
 	if err := machine.waitBeside(); err != nil {
 		return Timing{}, err
@@ -34,18 +34,16 @@ func (c *Control) Step(tokens []Token, sink Sink) (Timing, error) {
 
 // runBatch has a program process one token of each of several sequences.
 func (c *Control) runBatch(pr *program, tokens []Token, sink Sink) (Timing, error) {
-	machine := c.m
-	if pr.sections == nil {
-		if err := machine.load(c.ctx, pr); err != nil {
-			return Timing{}, err
-		}
+	machine := c.machine
+	if err := machine.load(c.ctx, pr); err != nil {
+		return Timing{}, err
 	}
 	start := machine.meetClocks()
 	machine.trace.begin(pr, machine.pos[tokens[0].Sequence], len(tokens), machine.tick())
 	machine.batchPlaces = machine.batchPlaces[:0]
 	for i, token := range tokens {
 		pr.ids[i] = token.ID
-		if err := machine.gather(pr, token.Sequence, machine.pos[token.Sequence]); err != nil {
+		if err := machine.provideCaches(pr, token.Sequence, machine.pos[token.Sequence]); err != nil {
 			return Timing{}, err
 		}
 		machine.batchPlaces = append(machine.batchPlaces, driver.Place{Sequence: token.Sequence,
@@ -66,21 +64,21 @@ func (c *Control) runBatch(pr *program, tokens []Token, sink Sink) (Timing, erro
 	}
 	for i, token := range tokens {
 		machine.pos[token.Sequence]++
-		machine.gathered(pr, token.Sequence, machine.pos[token.Sequence])
+		machine.noteAppended(pr, token.Sequence, machine.pos[token.Sequence])
 		if sink != nil {
 			if err := sink(i, pr.logits[i*machine.Vocabulary():][:machine.Vocabulary()]); err != nil {
 				return Timing{}, err
 			}
 		}
 	}
-	return Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virt}, nil
+	return Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virtual}, nil
 }
 
 // admitsBatch refuses tokens that cannot be processed together.
 func (m *Machine) admitsBatch(tokens []Token) error {
 	for i, token := range tokens {
-		m.one[0] = token.ID
-		if err := m.admits(token.Sequence, m.one[:]); err != nil {
+		m.single[0] = token.ID
+		if err := m.admits(token.Sequence, m.single[:]); err != nil {
 			return err
 		}
 		for j := range tokens[:i] {

@@ -2,8 +2,6 @@ package executor
 
 import (
 	"errors"
-	"runtime"
-	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
@@ -17,10 +15,6 @@ import (
 // for the first one that a lane waits for, which tells of all calls before it. So a lane has two positions in a
 // section: laneSection.iter and next are what it submits next, and laneSection.retired is how many steps are finished.
 
-// lookout is how many calls a thread lets pass at most before it asks again: as many as left foresees. So a device that
-// works is seen to make progress, and gets further calls in time.
-const lookout = foresight
-
 // pending is a step of an asynchronous lane that was submitted and is not yet retired.
 type pending struct {
 	step   *step
@@ -33,14 +27,14 @@ type pending struct {
 // queue is the ring of calls that an asynchronous lane has in flight.
 type queue struct {
 	driver.Asynchronous
-	calls  [driver.MaxInFlight]pending
-	first  int // of the ring
-	count  int
-	done   driver.Ticket // the latest call that is known to be done
-	aimed  driver.Ticket // the call that the lane's thread waits for; 0: none
-	failed error         // why a call failed, of which the lane's thread was told and which it has not reported
-	ended  int64         // when the latest call ended, on the machine's clock in ns
-	offset int64         // from the processor's clock to the machine's
+	calls   [driver.MaxInFlight]pending
+	first   int // of the ring
+	count   int
+	done    driver.Ticket // the latest call that is known to be done
+	awaited driver.Ticket // the call that the lane's thread waits for; 0: none
+	failed  error         // why a call failed, of which the lane's thread was told and which it has not reported
+	ended   int64         // when the latest call ended, on the machine's clock in ns
+	offset  int64         // from the processor's clock to the machine's
 }
 
 // at returns call number i in flight.
@@ -77,23 +71,24 @@ func (q *queue) noteAnswer(ticket driver.Ticket, done bool, err error) bool {
 	return done
 }
 
-// target returns how many calls must be done before the lane's thread has something to do. It counts up to the first
-// call whose flag another lane waits for; when all calls are submitted, up to the last; when the queue is full, half of
-// it.
+// target returns how many calls must be done before the lane's thread has something to do: those up to the first whose
+// flag another lane waits for. Without such a call it is all of them. It is foresight at most, so that a device that
+// works is seen to make progress and gets further calls in time.
 func (q *queue) target() int {
-	for i := range min(q.count, lookout) {
+	calls := min(q.count, foresight)
+	for i := range calls {
 		if q.at(i).step.awaited {
 			return i + 1
 		}
 	}
-	return min(q.count, lookout)
+	return calls
 }
 
 // chooseTarget finds the call for which the lane's thread is going to wait.
 func (q *queue) chooseTarget() {
-	q.aimed = 0
+	q.awaited = 0
 	if target := q.target(); target > 0 {
-		q.aimed = q.at(target - 1).ticket
+		q.awaited = q.at(target - 1).ticket
 	}
 }
 
@@ -207,7 +202,7 @@ func (m *Machine) retireFirst(queue *queue, count int) error {
 		entry.part.lane.executes.Store(queue.oldest())
 		now := m.now()
 		queue.ended = now
-		entry.part.at.Store(2 * int64(entry.part.retired))
+		entry.part.progress.Store(2 * int64(entry.part.retired))
 		if queue.count > 0 {
 			queue.at(0).part.noteBegun(now)
 		}
@@ -217,8 +212,8 @@ func (m *Machine) retireFirst(queue *queue, count int) error {
 
 // noteBegun notes that the processor has begun the step behind those that are finished.
 func (ls *laneSection) noteBegun(now int64) {
-	ls.began.Store(now)
-	ls.at.Store(2*int64(ls.retired) + 1)
+	ls.stepBegan.Store(now)
+	ls.progress.Store(2*int64(ls.retired) + 1)
 }
 
 // remaining returns a lower bound, in ns, of the time until the first calls in flight are done.
@@ -226,7 +221,7 @@ func (q *queue) remaining(calls int, now int64) (ns int64) {
 	for i := range calls {
 		ns += q.at(i).step.estimateNS.Load()
 	}
-	return max(0, ns-(now-q.at(0).part.began.Load()))
+	return max(0, ns-(now-q.at(0).part.stepBegan.Load()))
 }
 
 // accountCall adds the time of a finished call to the step's statistics, to what is expected of it, and to the trace.
@@ -267,18 +262,6 @@ func (m *Machine) callFailed(queue *queue) error {
 	return m.failure(queue.at(0).part, queue.at(0).step, queue.at(0).iter, failed)
 }
 
-// failure returns an error of a step in an iteration.
-func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error {
-	class := diag.ClassRun
-	switch {
-	case mem.IsFault(err):
-		class = diag.ClassIO
-	case diag.ClassOf(err) == diag.ClassVerify: // a row of a weight that was first needed now
-		class = diag.ClassVerify
-	}
-	return diag.New(class, "%s on processor %q: %w", st.describe(iter), ls.lane.name, err)
-}
-
 // drain waits, after a failure, until nothing is in flight on lanes: until then the processors may use the memory. A
 // processor that hangs is found by the watchdog in Do, and Close leaves it behind.
 func (m *Machine) drain(lanes []*laneSection) {
@@ -315,7 +298,7 @@ func (m *Machine) waitInDriver(cs *crewSection) bool {
 	for _, ls := range cs.lanes {
 		queue := ls.lane.queue
 		target := 0
-		if queue != nil && ls.lane.wait == capability.WaitEvent {
+		if queue != nil && ls.lane.waiting == capability.WaitEvent {
 			target = queue.target()
 		}
 		if target == 0 {
@@ -348,26 +331,4 @@ func (m *Machine) overdueCall(ls *laneSection) error {
 	}
 	return diag.New(diag.ClassRun, "%s on processor %q is not done after %v: the processor hangs",
 		entry.step.describe(entry.iter), ls.lane.name, m.deadline)
-}
-
-// joinsControl reports whether an asynchronous lane is served by the control thread.
-func (m *Machine) joinsControl(l *lane) bool {
-	return m.feedsAll || m.plan != nil && m.plan.FedByControl(l.name, m.onControl)
-}
-
-// onControl reports whether the control thread computes the inputs of a processor.
-func (m *Machine) onControl(name string) bool {
-	return slices.ContainsFunc(m.control.crew.lanes, func(l *lane) bool { return l.name == name && l.queue == nil })
-}
-
-// usesEveryCore reports whether the plan's processors have every core of the machine, so that a thread that spins takes
-// one of them.
-func (m *Machine) usesEveryCore() bool {
-	cores := map[int]bool{}
-	for _, lane := range m.lanes {
-		for _, core := range lane.proc.Capabilities().Cores {
-			cores[core] = true
-		}
-	}
-	return len(cores) >= runtime.NumCPU()
 }

@@ -47,10 +47,10 @@ func (s *ExpertStat) Stale() bool {
 	return s.FullRouted > 0 && s.Drift() > tolerated+errors*0.5/math.Sqrt(float64(s.FullRouted))
 }
 
-// dispatched counts, in one layer, the rows that a step moves to slots.
-type dispatched struct {
+// dispatchCount counts, in one layer, the rows that a step moves to slots.
+type dispatchCount struct {
 	stat        ExpertStat
-	fan, tokens int    // experts of a token, tokens of a full call
+	fan, tokens int    // experts of each token, tokens of a full call
 	reserved    int64  // rows of all slots
 	slotted     []bool // by expert: it has a slot
 
@@ -59,18 +59,19 @@ type dispatched struct {
 	ids, places, rest []int32
 }
 
-// countsDispatch prepares counting for a step that moves rows to slots, nil for every other step. Counting reads the
-// operands in main memory, which a device with memory of its own may not have filled.
-func (m *Machine) countsDispatch(
+// newDispatchCount prepares counting for a step that moves rows to slots. It returns nil for every other step, and where
+// the operands cannot be read as plain rows. Counting reads them in main memory, which a device with memory of its own
+// may not have filled.
+func (m *Machine) newDispatchCount(
 	program *planir.PhaseProgram, st *step, layer int, bind *driver.Bindings,
-) (*dispatched, error) {
+) (*dispatchCount, error) {
 	node := &st.graph.Nodes[0]
 	tiers := m.plan.TiersOf(node.Op.M) // also of a chunk in flight, whose program has the rows of several
 	if node.Op.Kind != op.Dispatch || len(st.graph.Nodes) != 1 || tiers == nil || tiers.Layer(layer) == nil {
 		return nil, nil
 	}
 	expected := tiers.Layer(layer)
-	counted := &dispatched{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()),
+	counted := &dispatchCount{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()),
 		slotted: make([]bool, tiers.Experts)}
 	counted.stat = ExpertStat{Program: program.Name, Layer: layer, ExpectMoved: expected.Moved,
 		ExpectOverflow: expected.Overflow}
@@ -96,7 +97,7 @@ func (m *Machine) countsDispatch(
 }
 
 // count adds a call of some tokens.
-func (d *dispatched) count(tokens int) {
+func (d *dispatchCount) count(tokens int) {
 	stat := &d.stat
 	stat.Calls++
 	stat.Reserved += d.reserved
@@ -138,7 +139,7 @@ func (s *ExpertStat) add(other *ExpertStat) {
 func (m *Machine) Experts() (out []ExpertStat) {
 	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) {
 		for i := range st.calls {
-			counted := st.calls[i].dispatched
+			counted := st.calls[i].counts
 			if counted == nil || counted.stat.Calls == 0 {
 				continue
 			}

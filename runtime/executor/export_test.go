@@ -9,7 +9,7 @@ import (
 // Serially is Extend of the first sequence by one token, by other means: the same executables with the same bindings,
 // one after another on the calling thread, in an order found by going round the lanes; no flags, no other threads.
 func (c *Control) Serially(token int32, sink func(logits []float32)) error {
-	m := c.m
+	m := c.machine
 	if err := m.loadFor(c.ctx, 1); err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (c *Control) Serially(token int32, sink func(logits []float32)) error {
 
 // SetLeastTable sets from which size on embeddings read tables by rows, and returns how to undo it.
 func SetLeastTable(bytes int64) (restore func()) {
-	before := leastTable
-	leastTable = bytes
-	return func() { leastTable = before }
+	before := minTableBytes
+	minTableBytes = bytes
+	return func() { minTableBytes = before }
 }

@@ -106,8 +106,11 @@ func (m *Machine) prepare(src Source) error {
 	return nil
 }
 
-// load makes a program executable, while no lane is running.
+// load makes a program executable unless it is already. No lane may be running.
 func (m *Machine) load(ctx context.Context, pr *program) (err error) {
+	if pr.sections != nil {
+		return nil
+	}
 	if fault := mem.CatchFault(func() { err = m.loadSections(ctx, pr) }); fault != nil {
 		return fmt.Errorf("load program %q: %w", pr.Name, fault)
 	}
@@ -137,7 +140,7 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	announceNext(sections)
 	m.planMoves(pr)
 	if m.spaces > 0 {
-		pr.uses = m.uses(pr)
+		pr.uses = m.headUses(pr)
 	}
 	return nil
 }
@@ -224,9 +227,9 @@ func (m *Machine) stepUnloaded(on *lane, step *planir.Step, layer int, seen map[
 	}
 }
 
-// leastTable is the size of an embedding's table from which on it is read by rows, and mostTableRows how many tokens
-// such a call has at most: with more of them it takes less time to check the table as a whole.
-var leastTable, mostTableRows int64 = planir.TableStep, 64
+// An embedding's table is read by rows if it has more bytes than minTableBytes and a call has at most maxTableRows
+// tokens. With more of them it takes less time to check the table as a whole.
+var minTableBytes, maxTableRows int64 = planir.TableStep, 64
 
 // readsTable reports whether a step reads single rows of an embedding's table, each checked when a token first needs
 // it. Where programs are loaded before they are needed, tables are checked with everything else.
@@ -235,8 +238,8 @@ func (m *Machine) readsTable(on *lane, graph *planir.Graph, weight int, ref plan
 	reader, able := on.proc.(driver.TableReader)
 	able = able && reader.ReadsTables()
 	whole := ref.C0 == 0 && ref.C1 == table.Spec().N && ref.Tiers == 0
-	return able && m.onDemand && whole && graph.Graph.ReadsTable(weight) && table.Bytes > leastTable &&
-		int64(graph.Graph.Rows()) <= mostTableRows
+	return able && m.onDemand && whole && graph.Graph.ReadsTable(weight) && table.Bytes > minTableBytes &&
+		int64(graph.Graph.Rows()) <= maxTableRows
 }
 
 // newStep returns a step of a lane's, whose calls are not loaded yet.
@@ -244,7 +247,7 @@ func (m *Machine) newStep(on *lane, from *planir.Step, section *section) *step {
 	graph := m.loader.graphs[from.Run]
 	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
 		kind: mainOp(&graph.Graph).Kind, counts: graph.Graph.CountsRows()}
-	if !on.virt {
+	if !on.virtual {
 		st.estimateNS.Store(from.ExpectNS)
 	}
 	st.calls = make([]call, 0, section.iters)
@@ -266,7 +269,7 @@ func (m *Machine) loadCall(ctx context.Context, program *planir.PhaseProgram, on
 		return err
 	}
 	made.bind = m.bindings(st, layer, m.loader.pool[on])
-	if made.dispatched, err = m.countsDispatch(program, st, layer, &made.bind); err != nil {
+	if made.counts, err = m.newDispatchCount(program, st, layer, &made.bind); err != nil {
 		return err
 	}
 	made.exe = exe
@@ -407,16 +410,13 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 	if st.Heads != nil {
 		bind.Sequences, bind.SequenceBytes = m.Sequences(), cache.SequenceBytes()
 		element, cols := cache.Type.CacheRow(cache.HeadDim)
-		head := int64(cache.MaxContext) * cache.Type.CacheRowBytes(cache.HeadDim)
-		half := int64(cache.KVHeads) * head // the keys of a layer, or its values
-		at := func(which int) driver.View {
+		heads := func(kv int) driver.View {
 			return driver.View{
-				Buffer: pool, Type: element,
-				Offset: m.offset[cacheName] + (2*int64(layer)+int64(which))*half + int64(st.Heads[0])*head,
-				Rows:   (st.Heads[1] - st.Heads[0]) * cache.MaxContext, Cols: cols, Stride: cols,
+				Buffer: pool, Type: element, Offset: m.headOffset(0, layer, kv, st.Heads[0]),
+				Rows: (st.Heads[1] - st.Heads[0]) * cache.MaxContext, Cols: cols, Stride: cols,
 			}
 		}
-		bind.K, bind.V = at(0), at(1)
+		bind.K, bind.V = heads(0), heads(1)
 	}
 	return bind
 }

@@ -1,14 +1,15 @@
-// Package executor knows how to walk a program over processors: one lane per processor, flags
-// between lanes, one pool of shared buffers, the KV cache, and the decider that picks a program for
-// the number of tokens at hand. It knows operators and steps, not models, and evaluates no cost model.
+// Package executor knows how to walk a program over processors: one lane per processor, flags between lanes, one pool
+// of shared buffers, the KV cache, and the decider that picks a program for the number of tokens at hand. It knows
+// operators and steps, not models, and evaluates no cost model.
 //
 // Lanes of processors that occupy the same core take turns on one thread, their crew. The control crew is that of the
 // plan's control processor. It starts sections, meets the other crews between them, and runs whatever a caller does
 // between two program calls (sampling), so that decoding needs no switch to another thread.
 //
-// Read Open (machine.go) and load.go for what is loaded, run.go for one program call, crew.go for how a thread walks
-// the steps of its lanes, and wait.go for how it waits for flags. device.go is about processors that execute calls by
-// themselves.
+// Read Open (machine.go) and load.go for what is loaded, job.go for what a caller does on the control thread, run.go
+// for one program call, crew.go for which lanes share a thread, walk.go for how that executes their steps, and wait.go
+// for how it waits for flags. device.go is about processors that execute calls by themselves, beside.go about prompts
+// that are processed while other sequences are decoded.
 package executor
 
 import (
@@ -74,19 +75,19 @@ type Machine struct {
 
 	loader     loader
 	pool       []byte
-	small      *mem.Region // the pool while it lies in ordinary pages; nil: it does not
+	smallPages *mem.Region // the pool while it lies in ordinary pages; nil: it does not
 	called     bool        // a call has ended
 	home       *lane       // whose processor allocated the pool, as homeBuffer; nil: it is the host's memory
 	homeBuffer driver.Buffer
 	spaces     int             // memories besides the host's
 	mirrors    []driver.Mirror // the pool in each memory; [0] is nil
-	holds      cacheHoldings   // of the caches, where there are several memories
+	holdings   cacheHoldings   // of the caches, where there are several memories
 	buffers    map[string]*planir.Buffer
 	offset     map[string]int64
 	pos        []int // of each sequence
 	// scratch of Step and Extend, so that they allocate nothing
 	batchPlaces []driver.Place // of the rows of a batch
-	one         [1]int32       // token of a sequence that is decoded alone
+	single      [1]int32       // token of a sequence that is decoded alone
 
 	jobs    chan job
 	poison  atomic.Pointer[error]
@@ -97,12 +98,6 @@ type Machine struct {
 	started bool
 	closers []func() error
 	close   sync.Once
-}
-
-// job is a function for the control lane's thread.
-type job struct {
-	run  func() error
-	done chan error
 }
 
 // flag is set once per iteration of its section. Padding keeps flags of different lanes apart.
@@ -124,10 +119,10 @@ type program struct {
 // layers behind others.
 type section struct {
 	*planir.Section
-	iters int
-	lanes []*laneSection // of the lanes that have steps here
-	crews []*crewSection // the same lanes by the threads that run them
-	rest  []*crew        // threads that have no steps here, and a core that is needed
+	iters    int
+	lanes    []*laneSection // of the lanes that have steps here
+	crews    []*crewSection // the same lanes by the threads that run them
+	yielding []*crew        // threads that have no steps here, and a core that is needed
 
 	schedule *driver.Schedule // of the lanes with virtual clocks; nil: there are none
 }
@@ -169,11 +164,11 @@ func (st *step) works(iter int) bool { return st.calls[iter].exe != nil }
 
 // call is a step in one iteration: what to run, and its operands.
 type call struct {
-	step       *step
-	iter       int
-	exe        driver.Executable
-	bind       driver.Bindings
-	dispatched *dispatched // nil: nothing is counted
+	step   *step
+	iter   int
+	exe    driver.Executable
+	bind   driver.Bindings
+	counts *dispatchCount // nil: nothing is counted
 }
 
 // add appends the call of the next iteration.
@@ -194,15 +189,14 @@ func (st *step) describe(iter int) string {
 
 // lane is one processor with its steps.
 type lane struct {
-	name string
-	proc driver.Processor
-	crew *crew
-	// its clock is virtual
-	virt    bool
+	name    string
+	proc    driver.Processor
+	crew    *crew
+	virtual bool // its clock is
 	dynamic bool // calls may use fewer rows than the graph's
 	// what an asynchronous processor has in flight, and how its end is noticed; nil: Run is called, and returns
-	queue *queue
-	wait  capability.Waiting
+	queue   *queue
+	waiting capability.Waiting
 	// what the processor has to do: the call that it executes (an asynchronous one: the oldest in flight), and the
 	// graph that its driver loads; nil: none. An error about a processor that hangs names them.
 	executes atomic.Pointer[call]
@@ -221,8 +215,8 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 			return nil, fmt.Errorf("open plan: %w", found.Err())
 		}
 	}
-	machine = &Machine{plan: p, deadline: options.Deadline, observe: options.Observe, origin: time.Now(),
-		programs: map[string]*program{}, jobs: make(chan job)}
+	machine = &Machine{plan: p, deadline: options.Deadline, observe: options.Observe, onDemand: options.OnDemand,
+		origin: time.Now(), programs: map[string]*program{}, jobs: make(chan job)}
 	if machine.deadline == 0 {
 		machine.deadline = 2 * time.Minute
 	}
@@ -238,19 +232,17 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 	if options.Trace > 0 {
 		machine.trace = newTracer(options.Trace, machine.lanes)
 	}
-	if err := machine.allocate(options.OnDemand); err != nil {
+	if err := machine.allocate(); err != nil {
 		return machine, err
 	}
-	machine.onDemand = options.OnDemand
 	if err := machine.prepare(src); err != nil {
 		return machine, err
 	}
-	for _, pr := range machine.order {
-		if options.OnDemand {
-			break
-		}
-		if err := machine.load(ctx, pr); err != nil {
-			return machine, err
+	if !machine.onDemand {
+		for _, pr := range machine.order {
+			if err := machine.load(ctx, pr); err != nil {
+				return machine, err
+			}
 		}
 	}
 	return machine, machine.startCrews()
@@ -275,13 +267,13 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 		if err != nil {
 			return err
 		}
-		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual,
+		opened := &lane{name: pr.Name, proc: proc, virtual: proc.Capabilities().Virtual,
 			dynamic: proc.Capabilities().DynamicRows}
 		// An observer of steps wants one after another, with all operands in the host's memory.
 		if async, ok := proc.(driver.Asynchronous); ok && m.observe == nil {
 			opened.queue = &queue{Asynchronous: async, offset: m.now() - int64(proc.Now())}
 		}
-		opened.wait = pr.Wait
+		opened.waiting = pr.Wait
 		m.lanes = append(m.lanes, opened)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
@@ -318,8 +310,8 @@ func openProcessor(ctx context.Context, drivers []driver.Driver, pr *planir.Proc
 	return proc, nil
 }
 
-// Close stops the crews and releases everything. A thread that does not return in 5 s, or in one where Do has given up
-// on it, is ErrLeftBehind.
+// Close stops the crews and releases everything. A thread that does not return within 5 s (1 s once Do has given up on
+// it) is ErrLeftBehind.
 func (m *Machine) Close() error {
 	var err error
 	m.close.Do(func() {

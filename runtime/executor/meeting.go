@@ -32,7 +32,7 @@ type Met struct{ Took, Core int64 }
 func NewMeeting(proc driver.Asynchronous, wait capability.Waiting, exe driver.Executable,
 	bind driver.Bindings) (*Meeting, error) {
 	machine := measuringMachine(1)
-	machine.control = &lane{name: "met", proc: proc, dynamic: true, wait: wait,
+	machine.control = &lane{name: "met", proc: proc, dynamic: true, waiting: wait,
 		queue: &queue{Asynchronous: proc, offset: machine.now() - int64(proc.Now())}}
 	machine.lanes = []*lane{machine.control}
 	machine.formCrews()

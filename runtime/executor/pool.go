@@ -7,11 +7,11 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-const cacheName = "\x00cache"
+// cacheBuffer is the key of the caches in Machine.offset. No buffer of a plan can have this name.
+const cacheBuffer = "\x00cache"
 
-// allocate lays out the buffers and the caches in one pool, each on its own cache lines. With sparing, the first call
-// does not wait for work that only later calls gain from.
-func (m *Machine) allocate(sparing bool) error {
+// allocate lays out the buffers and the caches in one pool, each on its own cache lines.
+func (m *Machine) allocate() error {
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
 	var size int64
 	for i := range m.plan.Program.Buffers {
@@ -19,9 +19,9 @@ func (m *Machine) allocate(sparing bool) error {
 		m.buffers[buffer.Name], m.offset[buffer.Name] = buffer, size
 		size += planir.BufferBytes(int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes()))
 	}
-	m.offset[cacheName] = size
+	m.offset[cacheBuffer] = size
 	size += m.plan.Program.Cache.Bytes()
-	if err := m.allocatePool(size, sparing); err != nil {
+	if err := m.allocatePool(size); err != nil {
 		return diag.New(diag.ClassRun, "allocate pool of %d bytes: %w", size, err).
 			WithHint("a smaller context (max_context) needs less memory")
 	}
@@ -33,15 +33,16 @@ func (m *Machine) allocate(sparing bool) error {
 	return nil
 }
 
-// allocatePool gives the pool its memory, and numbers the memories of the processors that mirror it. Some devices copy
-// memory that they are given and share what they allocate themselves: such a one allocates the pool.
-func (m *Machine) allocatePool(size int64, sparing bool) error {
+// allocatePool allocates the pool and numbers the memories of the processors that compute on a mirror of it. Some
+// devices copy memory that they are given but share what they allocate themselves. The first of those allocates the
+// pool; without one it is memory of the host.
+func (m *Machine) allocatePool(size int64) error {
 	for _, lane := range m.lanes {
 		if !lane.proc.Capabilities().OwnMemory || m.observe != nil {
 			continue // for an observer each call moves all its operands
 		}
 		if m.home == nil {
-			shared, err := m.shareWith(lane, size)
+			shared, err := m.allocateShared(lane, size)
 			if err != nil {
 				return err
 			}
@@ -56,29 +57,30 @@ func (m *Machine) allocatePool(size int64, sparing bool) error {
 		return nil
 	}
 	allocate := mem.Alloc
-	if sparing {
-		allocate = mem.AllocSmall
+	if m.onDemand {
+		allocate = mem.AllocSmall // the first token does not wait for large pages: see useLargePages
 	}
 	pool, err := allocate(int(size), 4096)
 	if err != nil {
 		return err
 	}
-	if m.pool = pool.Bytes(); sparing {
-		m.small = pool
+	if m.pool = pool.Bytes(); m.onDemand {
+		m.smallPages = pool
 	}
 	m.closers = append(m.closers, pool.Close)
 	return nil
 }
 
-// shareWith has a lane's processor allocate the pool if it shares what it allocates, and returns whether it does.
-func (m *Machine) shareWith(lane *lane, size int64) (bool, error) {
-	try, err := lane.proc.Alloc(driver.Align)
+// allocateShared has a lane's processor allocate the pool if the host can use what it allocates, and returns whether it
+// did. A small allocation shows that.
+func (m *Machine) allocateShared(lane *lane, size int64) (bool, error) {
+	trial, err := lane.proc.Alloc(driver.Align)
 	if err != nil {
 		return false, err
 	}
-	_, mirrors := try.(driver.Mirror)
-	usable := !mirrors && mem.Aligned(try.Bytes(), driver.Align)
-	if err := try.Close(); err != nil || !usable {
+	_, mirrors := trial.(driver.Mirror)
+	usable := !mirrors && mem.Aligned(trial.Bytes(), driver.Align)
+	if err := trial.Close(); err != nil || !usable {
 		return false, err
 	}
 	pool, err := lane.proc.Alloc(size)
@@ -90,13 +92,13 @@ func (m *Machine) shareWith(lane *lane, size int64) (bool, error) {
 	return true, nil
 }
 
-// enlarge moves the pool to large pages before the second call. The first token does not wait until they are all zero:
-// a short prompt touches a little of each head's cache, and so every large page of it.
+// useLargePages moves the pool to large pages before the second call. The first call does without: a short prompt
+// touches a little of each head's cache, so it would wait until the kernel has cleared every large page.
 // RATIONALE: When does the cache lie in large pages?
-func (m *Machine) enlarge() {
-	if m.small != nil && m.called {
-		_ = m.small.Enlarge() // what is not enlarged is as right
-		m.small = nil
+func (m *Machine) useLargePages() {
+	if m.smallPages != nil && m.called {
+		_ = m.smallPages.Enlarge() // without large pages calls are slower, not wrong
+		m.smallPages = nil
 	}
 	m.called = true
 }

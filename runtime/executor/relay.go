@@ -77,7 +77,7 @@ func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.
 	machine := measuringMachine(2)
 	machine.feedsAll = fed
 	machine.control = &lane{name: "thread", proc: own, dynamic: true}
-	queued := &lane{name: "device", proc: device, dynamic: true, wait: wait,
+	queued := &lane{name: "device", proc: device, dynamic: true, waiting: wait,
 		queue: &queue{Asynchronous: timed, offset: machine.now() - int64(device.Now())}}
 	machine.lanes = []*lane{machine.control, queued}
 	machine.formCrews()

@@ -2,10 +2,6 @@ package executor
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
-	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -20,116 +16,6 @@ const (
 	WantLast
 	WantAll
 )
-
-// Control is the interface for jobs on the control lane. It is valid during the job only.
-type Control struct {
-	m   *Machine
-	ctx context.Context
-}
-
-// patience is how long Do waits for a step once its context has ended, since an interruption need not wait for the
-// deadline, and Close for threads to return.
-const patience = 5 * time.Second
-
-// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their next step. When no
-// lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine is then
-// unusable, and Close leaves the hanging processor behind.
-func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
-	if broken := m.broken.Load(); broken != nil {
-		return *broken
-	}
-	given := job{done: make(chan error, 1)}
-	given.run = func() error {
-		err := fn(&Control{m, ctx})
-		if err != nil {
-			m.abandon(err)
-		}
-		return err
-	}
-	select {
-	case m.jobs <- given:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	return m.watch(ctx, given.done)
-}
-
-// watch waits for a job to end, and gives it up when no lane finishes a step for too long. Lanes that wait for flags
-// give up at the deadline themselves; a lane that hangs inside its driver cannot. So watch waits a little longer than
-// the deadline.
-func (m *Machine) watch(ctx context.Context, ended <-chan error) error {
-	period := max(m.deadline/20, time.Millisecond)
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	last, quiet := m.steps.Load(), time.Duration(0)
-	allowed := m.deadline // as the error says it
-	limit := allowed + 4*period
-	cancelled := ctx.Done()
-	for {
-		select {
-		case err := <-ended:
-			if failure := m.poison.Swap(nil); failure != nil && err != nil {
-				err = *failure // the first failure, not what it caused elsewhere
-			}
-			return m.cause(err)
-		case <-cancelled:
-			m.fail(ctx.Err())
-			cancelled, quiet = nil, 0
-			if limit > patience {
-				allowed, limit, period = patience, patience, patience/20
-				tick.Reset(period)
-			}
-		case <-tick.C:
-			if steps := m.steps.Load(); steps != last {
-				last, quiet = steps, 0
-				continue
-			}
-			if quiet += period; quiet > limit {
-				var hangs error = diag.New(diag.ClassRun, "no step finished for %v; %s", allowed, m.describeWork())
-				m.fail(hangs)
-				m.broken.Store(&hangs)
-				return *m.poison.Load() // that of ctx, where it had ended
-			}
-		}
-	}
-}
-
-// describeWork describes what the processors have to do, for an error about one that hangs. Any goroutine may call it.
-func (m *Machine) describeWork() string {
-	var list []string
-	for _, lane := range m.lanes {
-		if graph := lane.loads.Load(); graph != nil {
-			list = append(list, fmt.Sprintf("graph %q (%s) is being loaded on processor %q", graph.Name,
-				mainOp(&graph.Graph).Key(), lane.name))
-		}
-		if call := lane.executes.Load(); call != nil {
-			list = append(list, fmt.Sprintf("%s on processor %q is not done", call.step.describe(call.iter), lane.name))
-		}
-	}
-	switch len(list) {
-	case 0:
-		return "no processor has anything to do: what runs between two steps does not return"
-	case 1:
-		return list[0] + ": the processor hangs"
-	}
-	return strings.Join(list, ", ") + ": one of them hangs"
-}
-
-// cause returns the cause of an error if that is a change of the weights while the machine uses them, else the error.
-func (m *Machine) cause(err error) error {
-	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	if changed := m.checkIntact(); changed != nil {
-		return changed
-	}
-	return err
-}
-
-// fail records the first error, upon which all lanes stop at their next step.
-func (m *Machine) fail(err error) {
-	m.poison.CompareAndSwap(nil, &err)
-}
 
 // Timing is how long a call took on the control processor's clock: real or virtual nanoseconds.
 type Timing struct {
@@ -148,14 +34,14 @@ type Sink func(token int, logits []float32) error
 
 // Extend processes tokens at the end of a sequence, and passes the logits of the wanted ones to sink (nil: to nobody).
 func (c *Control) Extend(sequence int, tokens []int32, want Want, sink Sink) (Timing, error) {
-	machine := c.m
+	machine := c.machine
 	if err := machine.admits(sequence, tokens); err != nil {
 		return Timing{}, err
 	}
 	if err := machine.loadFor(c.ctx, len(tokens)); err != nil {
 		return Timing{}, err
 	}
-	machine.enlarge()
+	machine.useLargePages()
 	start := machine.meetClocks()
 	// one program at a time, as the decider chooses by the number of tokens left
 	for done := 0; done < len(tokens); {
@@ -166,45 +52,43 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink Sink) (Ti
 		done += count
 	}
 	took := machine.meetClocks() - start
-	return Timing{NS: int64(took), Virtual: machine.control.virt}, machine.checkIntact()
+	return Timing{NS: int64(took), Virtual: machine.control.virtual}, machine.checkIntact()
 }
 
 // Chunk executes the first program call of Extend with the same arguments, and returns how many tokens that has
 // processed. Called again for the rest until none is left, it computes what Extend computes. Other sequences may go on
 // in between.
 func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink Sink) (count int, took Timing, err error) {
-	machine := c.m
+	machine := c.machine
 	if err := machine.admits(sequence, tokens); err != nil {
 		return 0, Timing{}, err
 	}
-	if pr := machine.programFor(len(tokens)); pr.sections == nil {
-		if err := machine.load(c.ctx, pr); err != nil {
-			return 0, Timing{}, err
-		}
+	if err := machine.load(c.ctx, machine.programFor(len(tokens))); err != nil {
+		return 0, Timing{}, err
 	}
 	start := machine.meetClocks()
 	if count, err = c.chunk(sequence, tokens, 0, want, sink); err != nil {
 		return 0, Timing{}, err
 	}
-	return count, Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virt}, machine.checkIntact()
+	return count, Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virtual}, machine.checkIntact()
 }
 
 // chunk processes the tokens from number done on that one program call takes, at the end of a sequence.
 func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink Sink) (count int, err error) {
-	if err := c.m.waitBeside(); err != nil {
+	if err := c.machine.waitBeside(); err != nil {
 		return 0, err
 	}
-	return c.runChunk(c.m.programFor(len(tokens)-done), sequence, tokens, done, want, sink)
+	return c.runChunk(c.machine.programFor(len(tokens)-done), sequence, tokens, done, want, sink)
 }
 
 // runChunk does the work of chunk with a program of the caller's choice.
 func (c *Control) runChunk(pr *program, sequence int, tokens []int32, done int, want Want,
 	sink Sink) (count int, err error) {
-	machine, pos := c.m, &c.m.pos[sequence]
+	machine, pos := c.machine, &c.machine.pos[sequence]
 	count = min(len(tokens)-done, pr.Rows)
 	copy(pr.ids, tokens[done:done+count])
 	scalars := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens) - done, Pos: *pos, Rows: count}
-	if err := machine.gather(pr, sequence, *pos); err != nil {
+	if err := machine.provideCaches(pr, sequence, *pos); err != nil {
 		return 0, err
 	}
 	machine.trace.begin(pr, *pos, count, machine.tick())
@@ -238,7 +122,7 @@ func (c *Control) runChunk(pr *program, sequence int, tokens []int32, done int, 
 		}
 	}
 	*pos += count
-	machine.gathered(pr, sequence, *pos)
+	machine.noteAppended(pr, sequence, *pos)
 	return count, nil
 }
 
@@ -268,7 +152,7 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 
 // Truncate drops what a sequence has beyond its first positions.
 func (c *Control) Truncate(sequence, positions int) {
-	c.m.pos[sequence] = max(0, min(c.m.pos[sequence], positions))
+	c.machine.pos[sequence] = max(0, min(c.machine.pos[sequence], positions))
 }
 
 // Vocabulary returns the number of token ids.
@@ -299,10 +183,8 @@ func (m *Machine) programFor(n int) *program {
 func (m *Machine) loadFor(ctx context.Context, n int) error {
 	for n > 0 {
 		pr := m.programFor(n)
-		if pr.sections == nil {
-			if err := m.load(ctx, pr); err != nil {
-				return err
-			}
+		if err := m.load(ctx, pr); err != nil {
+			return err
 		}
 		n -= min(n, pr.Rows)
 	}
@@ -311,7 +193,7 @@ func (m *Machine) loadFor(ctx context.Context, n int) error {
 
 // meetClocks moves all virtual clocks to the latest one, and returns the control processor's clock.
 func (m *Machine) meetClocks() driver.Tick {
-	if m.control.virt {
+	if m.control.virtual {
 		var latest driver.Tick
 		for _, lane := range m.lanes {
 			latest = max(latest, lane.proc.Now())
@@ -347,9 +229,9 @@ func (m *Machine) runSection(sec *section, scalars driver.Scalars, runsOn bool) 
 	for i := range m.flags[:sec.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
-	m.control.crew.rest.Store(false)
-	for _, crew := range sec.rest {
-		crew.rest.Store(true)
+	m.control.crew.yield.Store(false)
+	for _, crew := range sec.yielding {
+		crew.yield.Store(true)
 	}
 	m.trace.section(sec, scalars.Row, m.tick())
 	began := m.control.proc.Now() // of virtual clocks: all have met

@@ -105,6 +105,7 @@ func (m *Machine) ResetStats() {
 	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) { st.runCount, st.runNS, st.waitNS = 0, 0, 0 })
 }
 
+// eachStep calls f for each step of every loaded program, in program order.
 func (m *Machine) eachStep(f func(*program, *section, *laneSection, *step)) {
 	for _, pr := range m.order {
 		for _, section := range pr.sections {

@@ -91,7 +91,7 @@ func (t *tracer) add(l *lane, st *step, w *wait, iter, rows int, start, end int6
 
 // tick returns the clock of traces: the control processor's where time is simulated.
 func (m *Machine) tick() int64 {
-	if m.control.virt {
+	if m.control.virtual {
 		return int64(m.control.proc.Now())
 	}
 	return m.now()
@@ -154,14 +154,14 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 		lost += lane.lost
 	}
 	about, err := json.Marshal(map[string]any{"soc": m.plan.SoC.Name, "model": m.plan.Model.Name,
-		"simulated": m.control.virt, "lost_events": lost})
+		"simulated": m.control.virtual, "lost_events": lost})
 	if err != nil {
 		return lost, err
 	}
 	out := &traceWriter{out: bufio.NewWriter(w), separator: "\n"}
 	fmt.Fprintf(out.out, "{\"displayTimeUnit\":\"ns\",\"otherData\":%s,\"traceEvents\":[", about)
 	title := m.plan.Model.Name + " on " + m.plan.SoC.Name
-	if m.control.virt {
+	if m.control.virtual {
 		title += " (simulated times)"
 	}
 	out.label(0, "process_name", "name", title)

@@ -21,14 +21,14 @@ type virtualLane struct {
 func (m *Machine) buildSchedule(sec *section) {
 	for _, ls := range sec.lanes {
 		proc, ok := ls.lane.proc.(driver.Virtual)
-		if !ok || !ls.lane.virt {
+		if !ok || !ls.lane.virtual {
 			continue
 		}
 		if sec.schedule == nil {
 			sec.schedule = &driver.Schedule{Control: m.control.proc}
 		}
 		calls := sec.iters * len(ls.steps)
-		ls.virt = &virtualLane{proc: proc, schedule: sec.schedule, lane: len(sec.schedule.Lanes),
+		ls.virtual = &virtualLane{proc: proc, schedule: sec.schedule, lane: len(sec.schedule.Lanes),
 			rows: make([]int, calls)}
 		fed := ls.lane != m.control && m.plan.FedByControl(ls.lane.name,
 			func(name string) bool { return name == m.control.name })
@@ -36,16 +36,16 @@ func (m *Machine) buildSchedule(sec *section) {
 			driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, calls), Fed: fed})
 	}
 	for _, ls := range sec.lanes {
-		if ls.virt == nil {
+		if ls.virtual == nil {
 			continue
 		}
-		calls := sec.schedule.Lanes[ls.virt.lane].Calls
+		calls := sec.schedule.Lanes[ls.virtual.lane].Calls
 		for i := range calls {
 			iter := int64(i / len(ls.steps))
 			for _, wait := range ls.steps[i%len(ls.steps)].waits {
 				by := wait.setter
-				if by.virt != nil && by != ls && iter >= wait.back {
-					after := driver.ScheduleAfter{Lane: by.virt.lane,
+				if by.virtual != nil && by != ls && iter >= wait.back {
+					after := driver.ScheduleAfter{Lane: by.virtual.lane,
 						Call: int(iter-wait.back)*len(by.steps) + wait.after - 1}
 					calls[i].After = append(calls[i].After, after)
 				}
@@ -56,7 +56,7 @@ func (m *Machine) buildSchedule(sec *section) {
 
 // storeWork stores the work of a call that has just run on a virtual clock.
 func (ls *laneSection) storeWork(number int64, rows int) {
-	virt := ls.virt
+	virt := ls.virtual
 	virt.rows[number] = rows
 	virt.schedule.Lanes[virt.lane].Calls[number].Work = virt.proc.Last()
 }
@@ -73,13 +73,13 @@ func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
 		failed = sec.schedule.Lanes[0].Proc.(driver.Virtual).Settle(sec.schedule)
 	}
 	for _, ls := range sec.lanes {
-		if ls.virt == nil {
+		if ls.virtual == nil {
 			continue
 		}
 		if failed == nil {
 			m.account(sec, ls)
 		}
-		ls.virt.reset()
+		ls.virtual.reset()
 	}
 	if failed == nil {
 		for _, lane := range m.lanes {
@@ -99,15 +99,15 @@ func (v *virtualLane) reset() {
 
 // account adds the settled times of a lane to the statistics and the trace.
 func (m *Machine) account(s *section, ls *laneSection) {
-	calls := s.schedule.Lanes[ls.virt.lane].Calls
+	calls := s.schedule.Lanes[ls.virtual.lane].Calls
 	for i := range calls {
 		call, st, iter := &calls[i], ls.steps[i%len(ls.steps)], i/len(ls.steps)
 		st.waitNS += int64(call.Span.Start - call.Idle)
-		wait := m.latest(s, ls, i)
+		wait := m.lastWait(s, ls, i)
 		if m.trace != nil && wait != nil && call.Span.Start > call.Idle {
 			m.trace.add(ls.lane, st, wait, iter, 0, int64(call.Idle), int64(call.Span.Start))
 		}
-		if rows := ls.virt.rows[i]; rows > 0 {
+		if rows := ls.virtual.rows[i]; rows > 0 {
 			st.runNS += int64(call.Span.End - call.Span.Start)
 			st.runCount++
 			if m.trace != nil {
@@ -117,17 +117,17 @@ func (m *Machine) account(s *section, ls *laneSection) {
 	}
 }
 
-// latest returns the flag that was set last among those that a call waited for.
-func (m *Machine) latest(s *section, ls *laneSection, call int) (last *wait) {
+// lastWait returns the flag that was set last among those that a call waited for.
+func (m *Machine) lastWait(s *section, ls *laneSection, call int) (last *wait) {
 	end, iter := driver.Tick(-1), call/len(ls.steps)
 	st := ls.steps[call%len(ls.steps)]
 	for i := range st.waits {
 		wait := &st.waits[i]
-		if wait.setter.virt == nil || int64(iter) < wait.back {
+		if wait.setter.virtual == nil || int64(iter) < wait.back {
 			continue
 		}
 		number := (iter-int(wait.back))*len(wait.setter.steps) + wait.after - 1
-		if at := s.schedule.Lanes[wait.setter.virt.lane].Calls[number].Span.End; at > end {
+		if at := s.schedule.Lanes[wait.setter.virtual.lane].Calls[number].Span.End; at > end {
 			end, last = at, wait
 		}
 	}

@@ -21,14 +21,14 @@ func (ls *laneSection) blocked() *wait {
 
 // waitForFlag waits until a lane of the crew can go on, and counts the time for its next step.
 func (m *Machine) waitForFlag(cs *crewSection) error {
-	if cs.feeds > 0 && m.waitInDriver(cs) {
+	if cs.asyncLanes > 0 && m.waitInDriver(cs) {
 		return nil
 	}
 	began := m.now()
-	for _, ls := range cs.lanes[cs.feeds:] {
+	for _, ls := range cs.lanes[cs.asyncLanes:] {
 		ls.missed = nil
 	}
-	for _, ls := range cs.lanes[:cs.feeds] {
+	for _, ls := range cs.lanes[:cs.asyncLanes] {
 		ls.lane.queue.chooseTarget()
 	}
 	var next *laneSection // nil: an asynchronous one
@@ -43,7 +43,7 @@ func (m *Machine) waitForFlag(cs *crewSection) error {
 		}
 		return m.overdue(cs)
 	}
-	if next == nil || next.lane.virt {
+	if next == nil || next.lane.virtual {
 		return nil
 	}
 	st, now := next.steps[next.next], m.now()
@@ -57,9 +57,9 @@ func (m *Machine) waitForFlag(cs *crewSection) error {
 // findReady looks once for a lane of the crew that can go on: an asynchronous one whose awaited call is done or that
 // can submit its next step (lane is nil then), or the lane whose next step waits for no flag.
 func (m *Machine) findReady(cs *crewSection) (lane *laneSection, found bool) {
-	for _, ls := range cs.lanes[:cs.feeds] {
+	for _, ls := range cs.lanes[:cs.asyncLanes] {
 		queue := ls.lane.queue
-		if queue.aimed > 0 && queue.isDone(queue.aimed) {
+		if queue.awaited > 0 && queue.isDone(queue.awaited) {
 			return nil, true
 		}
 		if ls.iter == cs.iters || queue.count == driver.MaxInFlight {
@@ -71,7 +71,7 @@ func (m *Machine) findReady(cs *crewSection) (lane *laneSection, found bool) {
 		}
 		ls.missed = wait
 	}
-	for _, ls := range cs.lanes[cs.feeds:] {
+	for _, ls := range cs.lanes[cs.asyncLanes:] {
 		if ls.iter == cs.iters {
 			continue
 		}
@@ -90,7 +90,7 @@ func (m *Machine) findReady(cs *crewSection) (lane *laneSection, found bool) {
 // nil if it can go on now.
 func (m *Machine) overdue(cs *crewSection) error {
 	working := false
-	for _, ls := range cs.lanes[:cs.feeds] {
+	for _, ls := range cs.lanes[:cs.asyncLanes] {
 		working = working || ls.lane.queue.count > 0
 		if err := m.overdueCall(ls); err != nil {
 			return err
@@ -178,7 +178,7 @@ func (cs *crewSection) remaining(now int64) int64 {
 
 // remaining returns a lower bound, in ns, of the time until a lane has finished the given number of steps.
 func (ls *laneSection) remaining(steps int, now int64) int64 {
-	at := ls.at.Load()
+	at := ls.progress.Load()
 	done, ns := int(at/2), int64(0)
 	for i := done; i < min(steps, done+foresight); i++ {
 		st := ls.steps[i%len(ls.steps)]
@@ -187,12 +187,12 @@ func (ls *laneSection) remaining(steps int, now int64) int64 {
 		}
 		estimateNS := st.estimateNS.Load()
 		if i == done && at%2 == 1 && ls.lane.queue == nil {
-			estimateNS = max(0, estimateNS-(now-ls.began.Load()))
+			estimateNS = max(0, estimateNS-(now-ls.stepBegan.Load()))
 		}
 		ns += estimateNS
 	}
 	if ls.lane.queue != nil && at%2 == 1 { // it has begun at least one of them, and perhaps finished several
-		ns = max(0, ns-(now-ls.began.Load()))
+		ns = max(0, ns-(now-ls.stepBegan.Load()))
 	}
 	return ns
 }
@@ -204,12 +204,12 @@ const (
 	spinLast  = 10 * time.Microsecond  // before a wait is expected to end
 	// After it was expected to end, or half of what was expected: then a lane that spins naps. On a core that others
 	// use too, the scheduler takes the core from threads that have spun when work comes.
-	spinAfter = 100 * time.Microsecond
-	shortNap  = 10 * time.Microsecond
-	longNap   = time.Millisecond
-	lastNap   = 100 * time.Microsecond // long naps end later: the last one is short
-	lateFirst = 40 * time.Microsecond  // how late naps are thought to end before there was one
-	lateMost  = 200 * time.Microsecond
+	spinAfter     = 100 * time.Microsecond
+	shortNap      = 10 * time.Microsecond
+	longNap       = time.Millisecond
+	lastNap       = 100 * time.Microsecond // long naps end later: the last one is short
+	firstNapDelay = 40 * time.Microsecond  // how late naps are thought to end before there was one
+	maxNapDelay   = 200 * time.Microsecond
 	// How long a lane asks for a call that is about to end, before it has the driver wake it: about what waking takes.
 	spinEvent = 50 * time.Microsecond
 
@@ -242,8 +242,8 @@ func (m *Machine) await(crew *crew, ready func() bool, left func(now int64) int6
 			return false
 		}
 		// sleep most of the time that is left, then short naps, then spin
-		switch early := left(now) - int64(spinLast) - crew.late; {
-		case crew.spins && !crew.rest.Load():
+		switch early := left(now) - int64(spinLast) - crew.napDelay; {
+		case crew.spins && !crew.yield.Load():
 			if now-began > int64(spinAfter) {
 				runtime.Gosched()
 			}
@@ -253,24 +253,23 @@ func (m *Machine) await(crew *crew, ready func() bool, left func(now int64) int6
 		case early > int64(shortNap):
 			nap(time.Duration(early))
 			due = m.now()
-			crew.noteNapEnd(due - now - early)
+			crew.learnNapDelay(due - now - early)
 			due += int64(spinLast)
-		case crew.rest.Load() || now-due > max(int64(spinAfter), (due-began)/2):
+		case crew.yield.Load() || now-due > max(int64(spinAfter), (due-began)/2):
 			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
 			nap(napTime(time.Duration(now - began)))
 		}
 	}
 }
 
-// noteNapEnd learns how late naps end: from 5 us on one machine to 50 us on another, or when others
-// use the cores. Late ends count more, since missing the end of a wait is worse than spinning for
-// as long.
-func (c *crew) noteNapEnd(ns int64) {
-	ns = min(max(ns, 0), int64(lateMost))
-	if ns > c.late {
-		c.late += (ns - c.late) / 4
+// learnNapDelay learns how late naps end from one that ended ns late. It is 5 us on one machine and 50 us on another, or
+// when others use the cores. Late ends count more: missing the end of a wait is worse than spinning for as long.
+func (c *crew) learnNapDelay(ns int64) {
+	ns = min(max(ns, 0), int64(maxNapDelay)) // a longer delay says that the process was stopped
+	if ns > c.napDelay {
+		c.napDelay += (ns - c.napDelay) / 4
 	} else {
-		c.late -= (c.late - ns) / 32
+		c.napDelay -= (c.napDelay - ns) / 32
 	}
 }
 

@@ -189,7 +189,7 @@ func (r *random) drawLane(t *rapid.T, number int) *lane {
 	if len(p.caps.Cores) == 0 && rapid.Bool().Draw(t, "asynchronous") {
 		q := newNotedQueue(p)
 		l.proc, l.queue = q, &queue{Asynchronous: q}
-		l.wait = rapid.SampledFrom(capability.Waitings).Draw(t, "waiting")
+		l.waiting = rapid.SampledFrom(capability.Waitings).Draw(t, "waiting")
 		r.m.closers = append(r.m.closers, q.Close)
 	}
 	return l
@@ -390,7 +390,7 @@ func TestCrews(t *testing.T) {
 		m.lanes = append(m.lanes, onCores(fmt.Sprint(i), cores...))
 	}
 	virtual := onCores("v", 0)
-	virtual.virt = true
+	virtual.virtual = true
 	m.lanes = append(m.lanes, virtual)
 	m.control = m.lanes[3]
 
@@ -490,8 +490,8 @@ func TestCrewsRest(t *testing.T) {
 		return nil
 	})
 	other := part(m.lanes[2], func() error { return nil })
-	if !slices.Equal(both.rest, []*crew{second}) || len(alone.rest)+len(other.rest) > 0 {
-		t.Fatalf("%d, %d and %d threads rest, want 1, 0 and 0", len(both.rest), len(alone.rest), len(other.rest))
+	if !slices.Equal(both.yielding, []*crew{second}) || len(alone.yielding)+len(other.yielding) > 0 {
+		t.Fatalf("%d, %d and %d threads rest, want 1, 0 and 0", len(both.yielding), len(alone.yielding), len(other.yielding))
 	}
 
 	if err := m.startCrews(); err != nil {
@@ -511,8 +511,8 @@ func TestCrewsRest(t *testing.T) {
 func TestControlRests(t *testing.T) {
 	m, s := lanesOn([][]int{{1}, {0, 1}}, 1)
 	defer m.Close()
-	if !slices.Equal(s.rest, []*crew{m.control.crew}) {
-		t.Fatalf("%d threads rest, want the control thread", len(s.rest))
+	if !slices.Equal(s.yielding, []*crew{m.control.crew}) {
+		t.Fatalf("%d threads rest, want the control thread", len(s.yielding))
 	}
 	for range 3 {
 		if err := runOnce(m, s); err != nil {

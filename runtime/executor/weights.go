@@ -107,7 +107,7 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int, table func(weight 
 			if err != nil {
 				return nil, "", err
 			}
-			out = append(out, driver.Packed{Spec: rows.at.Pack.Spec(), Rows: rows})
+			out = append(out, driver.Packed{Spec: rows.place.Pack.Spec(), Rows: rows})
 			key += fmt.Sprintf("%s@%d\x00", ref, at.layer)
 			continue
 		}
