@@ -352,7 +352,7 @@ func checkGeneration(t *testing.T, request int, got executor.Outcome, want execu
 }
 
 // A plan of one sequence takes requests in turn.
-func TestGenerateBatchOfOne(t *testing.T) {
+func TestOneSequenceTakesRequestsInTurn(t *testing.T) {
 	m := open(t)
 	a, _ := cores(t)
 	x := machine(t, m, makePlan(t, m, planSpec{
@@ -418,7 +418,7 @@ func TestStepRefuses(t *testing.T) {
 }
 
 // A lane that fails while a batch is decoded ends every lane. Later calls return, too.
-func TestBatchFaults(t *testing.T) {
+func TestFaultInABatchEndsEveryLane(t *testing.T) {
 	m := open(t)
 	a, b := cores(t)
 	p := batchPlan(t, m, []int{2}, planSpec{

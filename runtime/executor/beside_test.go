@@ -197,7 +197,7 @@ func awaitChunk(c *executor.Control) error {
 }
 
 // A chunk that fails is the error of the job that waits for it, also when another job has ended well meanwhile.
-func TestBesideFails(t *testing.T) {
+func TestFailedChunkIsTheErrorOfItsJob(t *testing.T) {
 	m := open(t)
 	_, b := cores(t)
 	p := besidePlan(t, m, op.A8TQ8C, []int{1, 64}, 160)
@@ -225,7 +225,7 @@ func TestBesideFails(t *testing.T) {
 }
 
 // A job that fails or is cancelled gives its chunk up, and the machine goes on. Closing waits for no chunk.
-func TestBesideGivesUp(t *testing.T) {
+func TestFailedJobGivesItsChunkUp(t *testing.T) {
 	m := open(t)
 	x := machine(t, m, besidePlan(t, m, op.A8TQ8C, []int{1, 64}, 160), executor.Options{})
 	prompt := prompts(m.Vocab, 60)[0]

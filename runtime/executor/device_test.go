@@ -196,7 +196,7 @@ func TestDeviceArchitectures(t *testing.T) {
 }
 
 // Batches, and prompts beside decoding, have the bits of synchronous execution.
-func TestDeviceBatches(t *testing.T) {
+func TestDevicesBatchWithTheSameBits(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	p := besidePlan(t, m, op.A8TQ8C, []int{1, 16, 64}, 160)
@@ -222,7 +222,7 @@ func TestDeviceBatches(t *testing.T) {
 
 // A model on a device with memory of its own moves token ids there and logits back. Divided, it moves what one
 // processor computes and another one needs, and no cache.
-func TestDeviceMoves(t *testing.T) {
+func TestDevicesMoveNoMoreThanNeeded(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	for _, c := range []struct {
@@ -384,7 +384,7 @@ func TestDeviceDecodeAllocatesNothing(t *testing.T) {
 
 // A call that fails or hangs in flight, at any step, ends every lane with an error that names the step or the deadline.
 // The next call returns too, and so does Close.
-func TestDeviceFaults(t *testing.T) {
+func TestFaultInFlightEndsEveryLane(t *testing.T) {
 	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
@@ -428,7 +428,7 @@ func TestDeviceFaults(t *testing.T) {
 }
 
 // A generation on asynchronous processors is cancelled in the middle, and the machine works afterwards.
-func TestDeviceCancel(t *testing.T) {
+func TestDevicesAreCancelled(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	two := pairOn(s0, s1)
@@ -470,7 +470,7 @@ func TestDeviceCancel(t *testing.T) {
 
 // A trace of a device has its steps one after another, in sections and calls, and waits behind the steps that end them.
 // Statistics count each step of each layer.
-func TestDeviceTrace(t *testing.T) {
+func TestDeviceTraceIsInOrder(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	for _, d := range devices(s1) {

@@ -107,7 +107,7 @@ func endsWithFault(t *testing.T, x *executor.Machine, hang bool, processor strin
 
 // A driver that does not return from loading a graph, and a caller that does not return, are told apart from a step
 // that hangs.
-func TestWhatHangs(t *testing.T) {
+func TestErrorTellsWhatHangs(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	p := makePlan(t, m, planSpec{
@@ -232,7 +232,7 @@ func TestLaneFaults(t *testing.T) {
 }
 
 // A driver that fails while a processor is opened or a graph loaded leaves no machine.
-func TestFaultsOnOpenAndLoad(t *testing.T) {
+func TestFaultOnOpenOrLoadLeavesNoMachine(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	p := makePlan(t, m, planSpec{
@@ -294,7 +294,7 @@ func TestAttachKeepsItsClass(t *testing.T) {
 }
 
 // A cancelled context stops a generation between steps.
-func TestCancel(t *testing.T) {
+func TestCancelEndsBetweenSteps(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
 	x := machine(t, m, makePlan(t, m, planSpec{
@@ -338,7 +338,7 @@ func TestDecodeAllocatesNothing(t *testing.T) {
 }
 
 // A sampler draws the same tokens for the same seed, and only those that its limits leave.
-func TestSampler(t *testing.T) {
+func TestSamplerRepeatsBySeed(t *testing.T) {
 	logits := []float32{0, 3, 1, 3, -2}
 	for _, c := range []struct {
 		sampler executor.Sampler

@@ -58,7 +58,7 @@ func (w *watchedRelay) work() (work RelayWork) {
 // In every turn of a relay the thread computes, then the call that waits for it, then the thread again. What lies
 // beside the call may run at any time before the next turn. Each turn has a call of its own, and what the parts took
 // adds up to no more than the turn.
-func TestRelay(t *testing.T) {
+func TestRelayTakesTurns(t *testing.T) {
 	for _, wait := range capability.Waitings {
 		for _, fed := range []bool{true, false} {
 			t.Run(fmt.Sprintf("wait %q, fed %v", wait, fed), func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestRelay(t *testing.T) {
 }
 
 // A step or a call that fails ends the run by name.
-func TestRelayFails(t *testing.T) {
+func TestRelayNamesAFailure(t *testing.T) {
 	broken := &notedStep{func() error { return errors.New("out of paper") }}
 	fine := &notedStep{func() error { return nil }}
 	for _, c := range []struct {

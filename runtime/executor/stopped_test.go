@@ -6,7 +6,7 @@ import (
 )
 
 // Time in which the process was stopped is no time that a lane has waited.
-func TestStopIsNoWait(t *testing.T) {
+func TestStoppedTimeIsNoWaiting(t *testing.T) {
 	m := &Machine{origin: time.Now()}
 	looks := 0
 	ready := func() bool {

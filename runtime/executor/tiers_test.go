@@ -114,7 +114,7 @@ func TestTiersGiveTheSameBits(t *testing.T) {
 
 // Chunks in flight have slots of experts of their own. The bits are those of one chunk after the other, whatever room
 // the slots have, with groups on one processor or on another, and with the second chunk a part of a layer behind.
-func TestTiersInFlight(t *testing.T) {
+func TestTiersInFlightGiveTheSameBits(t *testing.T) {
 	a, b := cores(t)
 	m, ids := moeModel(t, "olmoe-plain", 130)
 	pair := pairOn(a, b)
@@ -140,7 +140,7 @@ func TestTiersInFlight(t *testing.T) {
 
 // A processor that reads no ranges of packs has its own, of the experts that have a slot in some program and of no
 // others. Programs and layers differ in these. References to experts that a pack does not have are refused.
-func TestPacksOfSlots(t *testing.T) {
+func TestPacksHoldOnlyExpertsWithSlots(t *testing.T) {
 	a, b := cores(t)
 	m, ids := moeModel(t, "olmoe-plain", 24)
 	pair := pairOn(a, b)

@@ -163,7 +163,7 @@ func writeTrace(t *testing.T, m *models.Model, p *planir.Plan, limit int) (x *ex
 }
 
 // A trace has every call, section and step of a generation.
-func TestTrace(t *testing.T) {
+func TestTraceHasEveryStep(t *testing.T) {
 	m := open(t)
 	x, text, lost := writeTrace(t, m, tracePlan(t, m), 1<<14)
 	if lost > 0 {
@@ -208,7 +208,7 @@ func TestTraceIsFull(t *testing.T) {
 }
 
 // A trace that was not kept is not written.
-func TestNoTrace(t *testing.T) {
+func TestNoTraceIsWrittenUnlessKept(t *testing.T) {
 	m := open(t)
 	x := machine(t, m, tracePlan(t, m), executor.Options{})
 	if _, err := x.WriteTrace(&bytes.Buffer{}); err == nil {

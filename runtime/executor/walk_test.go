@@ -384,7 +384,7 @@ func crewNames(m *Machine) []string {
 }
 
 // Lanes of one first core have one thread, all others their own. The control lane's is the first.
-func TestCrews(t *testing.T) {
+func TestLanesOfOneCoreShareAThread(t *testing.T) {
 	m := &Machine{}
 	for i, cores := range [][]int{{1}, {0}, nil, {0, 1}, {1, 0}, nil, {2, 0}} {
 		m.lanes = append(m.lanes, onCores(fmt.Sprint(i), cores...))
@@ -404,7 +404,7 @@ func TestCrews(t *testing.T) {
 
 // The control thread feeds an asynchronous processor, unless it computes while others wait for the processor, or the
 // processor for them.
-func TestCrewsOfDevices(t *testing.T) {
+func TestControlThreadFeedsDevices(t *testing.T) {
 	step := planir.Step{}
 	sets := func(flag int) planir.Step { return planir.Step{Set: &flag} }
 	waits := func(flag int) planir.Step { return planir.Step{Wait: []planir.Wait{{Flag: flag}}} }
@@ -466,7 +466,7 @@ func TestCrewsOfDevices(t *testing.T) {
 }
 
 // A thread without steps in a section does not spin on a core that another one's processor needs there.
-func TestCrewsRest(t *testing.T) {
+func TestIdleThreadLeavesANeededCore(t *testing.T) {
 	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job)}
 	for i, cores := range [][]int{{0, 1}, {1}, {2}} {
 		m.lanes = append(m.lanes, onCores(fmt.Sprint(i), cores...))
@@ -508,7 +508,7 @@ func TestCrewsRest(t *testing.T) {
 }
 
 // The control thread does not spin either where another processor's section needs its core.
-func TestControlRests(t *testing.T) {
+func TestIdleControlThreadLeavesANeededCore(t *testing.T) {
 	m, s := lanesOn([][]int{{1}, {0, 1}}, 1)
 	defer m.Close()
 	if !slices.Equal(s.yielding, []*crew{m.control.crew}) {
@@ -541,7 +541,7 @@ func lanesOn(cores [][]int, number int) (*Machine, *section) {
 }
 
 // Every call knows the product that its lane executes after it, beyond iterations and sections.
-func TestAnnounceNext(t *testing.T) {
+func TestCallsKnowTheNextProduct(t *testing.T) {
 	product := &op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.MatMul, Scheme: op.A8TQ8C}}}}
 	other := &op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.Norm}}}}
 	both, alone := &lane{}, &lane{}
