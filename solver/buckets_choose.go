@@ -105,7 +105,7 @@ func (s *session) solveWithSizes(ctx context.Context) (*Result, error) {
 // one has no plan, the smallest one if sizes were taken out.
 //
 // Each round solves the plan for the sizes that problem.Buckets proves best among those left. If solving leaves buckets
-// out or fails, the next round may choose among fewer sizes, or fewer of them: so the rounds end.
+// out or fails, the next round has fewer sizes to choose from, or may choose fewer of them. So the rounds end.
 func (c *sizeCosts) search(ctx context.Context, ses *session) (best *Result, why, failed error) {
 	var bound int64 // of the buckets' objective without limits
 	smaller, allProved := false, true

@@ -62,7 +62,6 @@ func (in *instance) energy() problem.Chain {
 
 // solve finds the choice for every node, and says how it was found. A single program has no memory of its own to
 // minimise, so solves for least memory begin with the fastest choices.
-
 func (pr *program) solve(ctx context.Context, s *request) (planir.Solve, error) {
 	if pr.choices != nil {
 		return pr.report, nil
@@ -212,7 +211,6 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	var order []string
 	for choice := range in.candidates[i] {
 		key := kind(choice)
-
 		old, ok := best[key]
 		if !ok {
 			order = append(order, key)

@@ -18,8 +18,14 @@ type partBounds struct {
 	s        *schemeChoice
 	ph       *phase
 	sections map[string]bool // that have forks
-	parts    [2]partBound    // forks, and around them
+	parts    [2]partBound    // insideForks and aroundForks
 }
+
+// Indices of partBounds.parts.
+const (
+	insideForks = iota
+	aroundForks
+)
 
 // partBound is one part of the sections. Its time depends on the classes of its nodes, and on those that read values
 // which one of them reads or writes, because a node may include the quantisation of such a value.
@@ -68,9 +74,9 @@ func (b *partBounds) collect(sec *lower.Section) {
 	}
 	b.sections[sec.Name] = true
 	for i, node := range sec.Nodes {
-		part := 1
+		part := aroundForks
 		if slices.ContainsFunc(forks, func(fork forkJoin) bool { return fork.split < i && i <= fork.join }) {
-			part = 0
+			part = insideForks
 		}
 		b.parts[part].nodes[node.Name] = true
 	}
@@ -114,7 +120,7 @@ func (b *partBounds) totalFor(schemes assignment) (total float64) {
 		if !ok {
 			for i, rows := range b.ph.rows {
 				if weight := b.ph.weights[i]; weight > 0 {
-					least += float64(weight * float64(b.s.leastOfParts(rows, schemes, which == 0)))
+					least += float64(weight * float64(b.s.leastOfParts(rows, schemes, which == insideForks)))
 				}
 			}
 			part.known[key] = least

@@ -316,7 +316,7 @@ func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, 
 	after := func(end *ending) int64 { return togo[join.Choices[end.join].After] }
 
 	// Entries and endings go by what they take at least without contention, so that each loop ends at the first that
-	// cannot be better. Going through both branches together is the dear step: maxSlowed bounds how often it may find
+	// cannot be better. Going through both branches together is the costly step: maxSlowed bounds how often it may find
 	// a delay.
 	slowed := 0
 	entries := indices(len(come))

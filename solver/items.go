@@ -278,8 +278,8 @@ type posed struct {
 	cached       int64
 }
 
-// takePosed puts aside what was posed, while other candidates take the place of those it is of. It still counts as
-// kept; where the working memory is half full already it is forgotten instead.
+// takePosed puts posed problems aside, so that problems of other candidates can be posed meanwhile. They still count as
+// kept memory. Where the working memory is half full already, they are dropped instead.
 func (s *pricing) takePosed() *posed {
 	if s.budget.exceededBy(s.budget.limit / 2) {
 		s.dropItems()
@@ -291,7 +291,7 @@ func (s *pricing) takePosed() *posed {
 	return aside
 }
 
-// putPosed goes on with what was put aside, and forgets what was posed since.
+// putPosed takes up the problems that were put aside, and drops those posed since.
 func (s *pricing) putPosed(whole *posed) {
 	s.dropItems()
 	s.items, s.programs, s.instances, s.leasts = whole.items, whole.programs, whole.instances, whole.leasts

@@ -263,7 +263,7 @@ func unproved(err error) error {
 	return diag.New(diag.ClassInfeasible, "solve: %w", &weaker).WithHint("%s", strings.Join(diag.HintsOf(err), "; "))
 }
 
-// How errors of limits begin: with what is proved, and with what is not.
+// How errors of limits begin, if it is proved that there is no plan and if it is not.
 const (
 	noPlanKeeps = "no plan keeps"
 	noPlanFound = "no plan was found that keeps"

@@ -281,3 +281,38 @@ func (s *request) checkMemory(plan *planir.Plan) {
 		s.notes = append(s.notes, warning)
 	}
 }
+
+// idleNS returns the time that the objective adds to a program of a plan for calls that do not fill it.
+func (pr *program) idleNS(plan *planir.Plan) int64 {
+	var total int64
+	for _, in := range pr.instances {
+		for i := range in.candidates {
+			decision := DecisionAt(plan, in.section.Nodes[i].Name, in.section.Rows)
+			at := in.candidateLike(i, decision)
+			if at < 0 {
+				continue
+			}
+			candidate := &in.candidates[i][at]
+			total += (candidate.CostNS - candidate.PredictNS) * int64(in.section.Repeat)
+		}
+	}
+	return total
+}
+
+// expectedNS returns the expected time: that of the programs' timelines, and what is added for calls that do not fill
+// them.
+func (s *planner) expectedNS(plan *planir.Plan) (float64, error) {
+	idle := map[string]int64{}
+	for i := range plan.Program.Programs {
+		ph := &plan.Program.Programs[i]
+		if !slices.Contains(s.want.Buckets, ph.Rows) {
+			continue
+		}
+		pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
+		if err != nil {
+			return 0, err
+		}
+		idle[ph.Name] = pr.idleNS(plan)
+	}
+	return s.expected(plan, func(pred planir.Prediction) int64 { return pred.PlanNS + idle[pred.Program] }), nil
+}

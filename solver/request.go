@@ -33,7 +33,6 @@ type request struct {
 }
 
 // warn adds a warning to the result.
-
 func (s *request) warn(format string, args ...any) {
 	d := diag.New(diag.ClassInput, format, args...)
 	d.Severity = diag.Warning
@@ -160,7 +159,6 @@ func sameHead(plan *planir.Plan, decision *planir.Decision) bool {
 func (s *request) decodes(rows int) bool { return slices.Contains(s.want.DecodeRows(), rows) }
 
 // graphFor returns the graph of a program of that many rows.
-
 func (s *request) graphFor(rows int) *models.Graph {
 	if slices.Contains(s.want.Batches, rows) {
 		return &s.batch

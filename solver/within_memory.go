@@ -256,10 +256,10 @@ func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 	var total int64
 	for i := range s.classes {
 		class := &s.classes[i]
-		p, digest := prefill[i].Weight(), decode[i].Weight()
-		total += class.bytes(digest)
-		if p != digest && !class.shared && len(s.want.Buckets) > 0 {
-			total += class.bytes(p)
+		total += class.bytes(decode[i].Weight())
+		isOther := prefill[i].Weight() != decode[i].Weight()
+		if isOther && !class.shared && len(s.want.Buckets) > 0 {
+			total += class.bytes(prefill[i].Weight())
 		}
 	}
 	return total
@@ -300,25 +300,25 @@ func (s *schemeChoice) leastPool() int64 {
 // lightest returns the pair of assignments with the fewest bytes of weights within the limits of quality.
 func (s *schemeChoice) lightest() (prefill, decode assignment) {
 	least := int64(math.MaxInt64)
-	consider := func(p, d *point) {
-		schemes, b := s.assignments(p, d)
-		if limit := s.phases[0].max; p != nil && limit > 0 && p.kl+s.headKL(b) > limit {
+	consider := func(ofPrefill, ofDecode *point) {
+		first, second := s.assignments(ofPrefill, ofDecode)
+		if limit := s.phases[0].max; ofPrefill != nil && limit > 0 && ofPrefill.kl+s.headKL(second) > limit {
 			return
 		}
-		if bytes := s.weightBytes(schemes, b); bytes < least {
-			least, prefill, decode = bytes, schemes, b
+		if bytes := s.weightBytes(first, second); bytes < least {
+			least, prefill, decode = bytes, first, second
 		}
 	}
 	prefills, decodes := s.phases[0].points, s.phases[1].points
+	if len(prefills)*len(decodes) > maxPairs {
+		prefills = prefills[:1] // too many pairs: each of decode beside the fastest of prefill
+	}
 	for j := range decodes {
 		if len(s.phases[0].rows) == 0 {
 			consider(nil, &decodes[j])
 			continue
 		}
 		for i := range prefills {
-			if len(prefills)*len(decodes) > maxPairs && i > 0 {
-				break // too many: beside the fastest
-			}
 			consider(&prefills[i], &decodes[j])
 		}
 	}

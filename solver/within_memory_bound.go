@@ -211,7 +211,7 @@ func (c *charges) ofNode(st *price.Section, node int, list []price.Candidate) ([
 	}
 
 	class, classed := c.of.s.classOf[st.Nodes[node].Name]
-	// Of scratch a processor holds the most that a node takes, which is no less than the mean of some nodes.
+	// A processor holds the scratch of the node that needs most: at least the mean over nodes, of which this is a part.
 	scratchPart := 0.0
 	if c.largest && classed {
 		nodes := 0

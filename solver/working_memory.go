@@ -77,7 +77,7 @@ func (s *pricing) close() {
 	s.kept = 0
 }
 
-// Sizes in bytes of what is kept, on machines of 64 bits: of the structures with what every one of them points to.
+// Sizes in bytes of kept structures on machines of 64 bits, each with what it points to.
 const (
 	candidateBytes = 384
 	shareBytes     = 104 + 40 // with its estimate

@@ -22,9 +22,8 @@ type Lane struct {
 	// takes next to nothing beside the work of the others is walked in longer steps, and one that takes nothing is left
 	// out.
 	Endless bool
-	// SubmitNS is how long a thread that computes besides, Feeder, takes to give the processor one step; 0: nobody's
-	// time is spent. Steps are given in order, as soon as what they wait for is there and before the thread computes
-	// on.
+	// SubmitNS is how long Feeder, a thread that also computes, takes to give the processor one step; 0: no time. Steps
+	// are given in order, as soon as what they wait for is there and before the thread computes on.
 	SubmitNS float64
 	Feeder   int
 }

@@ -244,8 +244,8 @@ func (s *search) extend(ctx context.Context) {
 	}
 }
 
-// twin reports whether the next task of a chunk could also stand before the latest task, which is of a later chunk and
-// another lane.
+// twin reports whether the latest task is of a later chunk and another lane, and the next task of a chunk could also
+// stand before it. Of these two orders only one is searched.
 func (s *search) twin(chunk int) bool {
 	if len(s.turns) == 0 {
 		return false

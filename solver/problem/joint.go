@@ -87,7 +87,7 @@ type Limits struct {
 	Bytes int64     // that a search may keep, as its engine counts them; 0: any
 	Start [][][]int // choices of a known solution to a joint problem, nil: none. One that breaks a limit is ignored
 	// Most is the largest objective of interest, 0: any. An engine may end with LimitReached and a Bound above Most if
-	// every solution to a joint problem costs more. It need not heed it.
+	// every solution to a joint problem costs more. It may ignore it.
 	Most int64
 }
 
@@ -123,8 +123,8 @@ type Limit struct {
 	Index int    // of the part or region, else 0
 	Name  string // of the part or region, else empty
 	Max   int64
-	// Need is what is needed: of choices that were checked what they take; of an infeasible problem a bound below what
-	// any choices take, whether they keep other limits or not.
+	// Need is what the checked choices take. Of an infeasible problem it is a lower bound of what any choices take,
+	// whether they keep other limits or not.
 	Need int64
 }
 

@@ -435,8 +435,8 @@ func newEdgeRest(it *Item) *edgeRest {
 // left returns what the ends do not add of the edge between two classes.
 func (e *edgeRest) left(from, to int) int64 { return e.ns[from][to] - e.leaving[from] - e.arriving[to] }
 
-// merged merges classes with equal rows, and then with equal columns, of those that choices have. It returns the merged
-// class of each choice on both sides, and what is left between them, nil where that is nothing.
+// merged merges classes that choices have: those with equal rows, and then those with equal columns. It returns the
+// merged class of each choice on both sides, and the remaining times between merged classes, nil if all are 0.
 func (e *edgeRest) merged(prev, it *Item) (out, in []int, between [][]int64) {
 	leaves, arrives := make([]bool, len(prev.After)), make([]bool, len(it.Before))
 	for n := range prev.Choices {

@@ -18,7 +18,7 @@ type scaleVars struct {
 	Unit   float64   // objective of the program times Unit is the sum of squared distances
 }
 
-// MILP poses the instance as a set partition. The samples that take a scale are neighbours when sorted, so a variable
+// milp poses the instance as a set partition. The samples that take a scale are neighbours when sorted, so a variable
 // says that an interval of different samples shares the scale that is best for it: their mean, with Cover the largest.
 // Every sample lies in one interval, and there are at most K. The objective is scaled so that one scale for all costs
 // 1e3.
