@@ -45,9 +45,9 @@ func TestResumeMeasuresWhatWasSkipped(t *testing.T) {
 	}
 }
 
-// TestFlaggedAnew measures on a machine that is busy at first: later measurements take the place of those that were
-// flagged.
-func TestFlaggedAnew(t *testing.T) {
+// TestFlaggedAreReplacedByBetter measures on a machine that is busy at first: later measurements take the place of
+// those that were flagged.
+func TestFlaggedAreReplacedByBetter(t *testing.T) {
 	for _, rounds := range []int{1, Rounds} {
 		rng := rand.New(rand.NewPCG(1, 1))
 		busy := true

@@ -313,12 +313,12 @@ func (x noise) Shape() (k, n int) { return x.spec.K, x.spec.N }
 // seed.
 func (x noise) Read(dst []float32, k0, k1, n0, n1 int) error {
 	i := 0
-	for values := n0; values < n1; values++ {
+	for column := n0; column < n1; column++ {
 		for k := k0; k < k1; k++ {
 			if x.spec.Name == "steps" {
 				dst[i] = 1.0 / op.GridMax
 			} else {
-				dst[i] = float32(int32(mix(x.seed^uint64(k)<<32^uint64(values)))) / (1 << 35)
+				dst[i] = float32(int32(mix(x.seed^uint64(k)<<32^uint64(column)))) / (1 << 35)
 			}
 			i++
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 // Every kernel set is measured against its own bounds, on one core and on all, through the real driver.
-func TestKernels(t *testing.T) {
+func TestKernelsAreMeasuredAgainstTheirBounds(t *testing.T) {
 	require.Slow(t)
 	cores := hostCores(t)
 	cores = cores[:min(2, len(cores))]
@@ -75,7 +75,7 @@ func TestKernels(t *testing.T) {
 
 // Rounds in which a core began fewer instructions than it can do not count, on any of a line's cores, unless too few
 // are left.
-func TestOwnRounds(t *testing.T) {
+func TestDisturbedRoundsDoNotCount(t *testing.T) {
 	x := &kernelLine{}
 	for i := range 30 {
 		core := func(busy bool) float64 {
@@ -116,7 +116,7 @@ func TestOwnRounds(t *testing.T) {
 }
 
 // An interruption ends the comparison, and so does a set that this CPU lacks.
-func TestKernelsFails(t *testing.T) {
+func TestKernelsEndWithTheirContext(t *testing.T) {
 	require.Slow(t)
 	o := KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: []string{"portable"},
 		Cores: hostCores(t)[:1], Rounds: 1000000, small: true}

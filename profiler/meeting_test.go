@@ -57,7 +57,7 @@ func (q *slowQueue) Wait(t driver.Ticket) (driver.Span, error) {
 
 // What an operator takes among others in flight holds neither its way to the processor nor back; where submitting takes
 // longest, it is that. Never are more calls in flight than a processor takes.
-func TestQueuedOperators(t *testing.T) {
+func TestQueuedOperatorsCostWhatOneMoreTakes(t *testing.T) {
 	for _, test := range []struct {
 		queue slowQueue
 		want  float64

@@ -403,13 +403,13 @@ func (r *repeated) Shape() (k, n int) {
 // Read reads runs of columns, each up to the end of the source, and begins anew there.
 func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 	_, few := r.Source.Shape()
-	for values := n0; values < n1; {
-		run := min(few-values%few, n1-values)
-		if err := r.Source.Read(dst[(values-n0)*(k1-k0):(values-n0+run)*(k1-k0)], k0, k1, values%few,
-			values%few+run); err != nil {
+	for column := n0; column < n1; {
+		run := min(few-column%few, n1-column)
+		if err := r.Source.Read(dst[(column-n0)*(k1-k0):(column-n0+run)*(k1-k0)], k0, k1, column%few,
+			column%few+run); err != nil {
 			return err
 		}
-		values += run
+		column += run
 	}
 	return nil
 }

@@ -166,9 +166,9 @@ func TestRound(t *testing.T) {
 	}
 }
 
-// TestCompanyHasWeightsOfItsOwn places weights of different sizes for operators that run side by side. None may read
-// what another one reads.
-func TestCompanyHasWeightsOfItsOwn(t *testing.T) {
+// TestGroupMembersHaveWeightsOfTheirOwn places weights of different sizes for operators that run side by side. None may
+// read what another one reads.
+func TestGroupMembersHaveWeightsOfTheirOwn(t *testing.T) {
 	for _, footprint := range []int64{1 << 20, 100, 12345} {
 		s := &stores{seed: 1, limit: 1 << 30, all: map[string]*store{}}
 		used := map[*store][][2]int64{} // of operators before

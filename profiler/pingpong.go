@@ -76,7 +76,7 @@ func Handover(ctx context.Context, from, to int) (float64, error) {
 // the very first hand-over apart.
 func handover(ctx context.Context, from, to, count int, loops uint32) (first float64, samples []float64, err error) {
 	game := &game{}
-	// The players wait for flags alone: to ask the context takes longer than a look at a flag.
+	// Both threads look at flags alone: asking the context takes longer than that.
 	timer := context.AfterFunc(ctx, func() { game.stop.Store(true) })
 	defer timer()
 	errs := make(chan error, 2)

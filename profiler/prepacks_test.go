@@ -13,7 +13,7 @@ import (
 
 // A processor that copies weights when it loads them is given few copies for a cold operator, all different, and some
 // more beside another one.
-func TestFewCopies(t *testing.T) {
+func TestFewCopiesWhereLoadingCopies(t *testing.T) {
 	for _, test := range []struct {
 		prepacks, company bool
 		want              int
@@ -57,7 +57,7 @@ func (renamed) Name() string { return "again" }
 
 // Processors of a further driver lie on the same cores: what memory and hand-overs are to them is what they are to the
 // first's.
-func TestProbeOthers(t *testing.T) {
+func TestFurtherDriversShareWhatCoresReach(t *testing.T) {
 	require.Slow(t)
 	soc, err := Probe(context.Background(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(),
 		Others: []driver.Driver{renamed{host.New()}}, memory: 16 << 20, window: 1e6})

@@ -45,7 +45,7 @@ func hostCores(t *testing.T) (cores []int) {
 }
 
 // The host is described by what was measured, and a description that is written is the same when it is read.
-func TestProbe(t *testing.T) {
+func TestProbeDescribesTheHost(t *testing.T) {
 	require.Slow(t)
 	soc := probeHost(t)
 	if err := soc.Validate(); err != nil {
@@ -189,7 +189,7 @@ func TestReadMachine(t *testing.T) {
 }
 
 // Cores are alike if they have one capacity, or if nothing is said of it and their caches are equal.
-func TestAlike(t *testing.T) {
+func TestAlikeCores(t *testing.T) {
 	files := phone()
 	silent := map[string]string{}
 	for name, text := range files {
@@ -281,7 +281,7 @@ func FuzzCoreList(f *testing.F) {
 	})
 }
 
-func TestSum(t *testing.T) {
+func TestReadMemorySumsEveryLine(t *testing.T) {
 	m, err := allocTouched(readChunk)
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func TestHandover(t *testing.T) {
 }
 
 // Cores that are measured together have threads of their own, whatever GOMAXPROCS says, which stays as it was.
-func TestThreadsOfMeasurements(t *testing.T) {
+func TestCoresMeasuredTogetherHaveThreads(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	check := func(what string, during, want int) {
 		t.Helper()

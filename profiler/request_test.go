@@ -133,8 +133,8 @@ func TestRequestsOfCaches(t *testing.T) {
 	}
 }
 
-// TestFootprints checks that a model smaller than the caches is measured where it would lie in them.
-func TestFootprints(t *testing.T) {
+// TestFootprintsOfSmallModels checks that a model smaller than the caches is measured where it would lie in them.
+func TestFootprintsOfSmallModels(t *testing.T) {
 	model := openModel(t, "../testdata/models/tiny-llama-kjv")
 	soc := fakeSoC()
 	soc.CPU.Caches[0].Bytes = 256 << 20

@@ -13,9 +13,9 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 )
 
-// TestRounds checks that every operator is visited once before any is visited again, that the visits add
-// up to whole measurements, and that an interrupted profile goes on in the round it was in.
-func TestRounds(t *testing.T) {
+// TestRoundsVisitEveryOperatorOnce checks that every operator is visited once before any is visited again, that the
+// visits add up to whole measurements, and that an interrupted profile goes on in the round it was in.
+func TestRoundsVisitEveryOperatorOnce(t *testing.T) {
 	require.Slow(t)
 	soc := fakeSoC()
 	writer, path := newRecord(t, soc)

@@ -606,8 +606,8 @@ func TestHangingDriver(t *testing.T) {
 	}
 }
 
-// TestBeside lets an operator take twice as long while another processor runs.
-func TestBeside(t *testing.T) {
+// TestSlowdownBesideIsMeasured lets an operator take twice as long while another processor runs.
+func TestSlowdownBesideIsMeasured(t *testing.T) {
 	driver := &fake{busy: 20 * time.Microsecond}
 	driver.cost = func(p string, o op.Op, i int) float64 {
 		if driver.running.Load() > 1 {
