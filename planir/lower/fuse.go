@@ -16,9 +16,9 @@ import (
 // rows are joined. Only tasks that follow each other in the list are, so nothing comes between them on any lane, and a
 // task that waited for one of them waits for their step.
 //
-// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph. delaysOthers
-// says what is not joined. For other processors a graph is what their compiler was asked about. outside are the buffers
-// that other sections read.
+// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph.
+// delaysOthers says what is not joined. For other processors a graph is what their compiler was asked about. outside
+// are the buffers that other sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
 	for i, next := range tasks {
 		last := len(out) - 1

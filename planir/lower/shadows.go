@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// addOutliers adds two nodes beside a product: one multiplies what the static scale of the product's input cuts off, the
-// other adds that to the result.
+// addOutliers adds two nodes beside a product: one multiplies what the static scale of the product's input cuts off,
+// the other adds that to the result.
 func (e *expansion) addOutliers(product *Node, input string) error {
 	operator := product.Op()
 	remainder := op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N, Scheme: op.A32W16}

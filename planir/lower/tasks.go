@@ -180,8 +180,8 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 	return made, nil
 }
 
-// refuseFolded refuses to look rows up in the packed weight of a product if a fold multiplies that weight's rows, because
-// the fold would change the embedding.
+// refuseFolded refuses to look rows up in the packed weight of a product if a fold multiplies that weight's rows,
+// because the fold would change the embedding.
 func (b *builder) refuseFolded(node *Node, operator op.Op) error {
 	if operator.Kind != op.Embed || operator.Scheme == "" {
 		return nil

@@ -80,7 +80,7 @@ func Warm(ctx context.Context, machine *executor.Machine) error {
 	})
 }
 
-// ignored takes logits that nobody needs.
+// ignored takes logits that are not needed.
 func ignored(int, []float32) error { return nil }
 
 // warmPrefill executes the programs that process this many tokens of a prompt.

@@ -135,8 +135,8 @@ func (s *estimate) score(kvHead, i int, block *sparseBlock, own []float32) (bad 
 	return -1
 }
 
-// nearestScales makes the step that takes the scales of the nearest of several buckets, for each key head and the query heads
-// that share its keys.
+// nearestScales makes the step that takes the scales of the nearest of several buckets, for each key head and the query
+// heads that share its keys.
 func (s *sparse) nearestScales() step {
 	return step{
 		m: s.op.M,

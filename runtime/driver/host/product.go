@@ -75,8 +75,8 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", operator.Scheme)
 }
 
-// packedProduct is a product whose rows are packed first, in the order in which the kernel reads them. It takes at least
-// kernel.Set's PackFrom rows, and enough tiles to make up for the packing.
+// packedProduct is a product whose rows are packed first, in the order in which the kernel reads them. It takes at
+// least kernel.Set's PackFrom rows, and enough tiles to make up for the packing.
 type packedProduct struct {
 	bytes, local int // of all rows, and of a worker's scratch
 	// pack packs a group of the rows [r0,r0+rows), which are multiplied together.
@@ -86,8 +86,8 @@ type packedProduct struct {
 	multiply func(y kernel.Matrix[float32], r0, at int, scratch []byte, m, n int)
 }
 
-// Rows are packed only for as many tiles: quantised rows, float32 rows, whose packing takes longer, and for each worker.
-// The driver states them (memory).
+// Rows are packed only for as many tiles: quantised rows, float32 rows, whose packing takes longer, and for each
+// worker. The driver states them (memory).
 const (
 	packedTiles     = 16
 	packedFloats    = 64

@@ -191,8 +191,8 @@ func (s *sparse) meansOf(kvHead int, block *sparseBlock) []float32 {
 	return s.exe.have.pack[(kvHead*s.op.Blocks()+block.index)*words:][:words]
 }
 
-// computeMeans makes the step that computes these means. Blocks of a key head follow one another, so that without a window
-// each adds to the sums of the one before it.
+// computeMeans makes the step that computes these means. Blocks of a key head follow one another, so that without a
+// window each adds to the sums of the one before it.
 func (s *sparse) computeMeans() step {
 	dim := s.op.HeadDim
 	return step{

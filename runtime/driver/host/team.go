@@ -259,9 +259,9 @@ func (b *board) claim(worker int) (from, to int, ok bool) {
 	}
 }
 
-// steal moves the second half of another worker's run to the run of a worker, which is empty; false
-// where all are empty. A run on its way is in neither place, so that a third worker may go home too
-// early: the thief executes it.
+// steal moves the second half of another worker's run to the run of a worker, which is empty; false where all are
+// empty. For a moment the half is in neither run. A third worker may then find all of them empty and stop, and the
+// worker that steals computes the half alone.
 func (b *board) steal(worker int) bool {
 	for i := 1; i < len(b.runs); i++ {
 		other := (worker + i) % len(b.runs)
