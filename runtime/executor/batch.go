@@ -120,7 +120,8 @@ func (b *batchState) startRequest(number int) error {
 	most := min(request.MaxTokens, b.machine.plan.MaxContext-len(request.Prompt)+1)
 	outcome.Tokens, outcome.DecodeNS = make([]int32, 0, most), make([]int64, 0, most)
 	b.free = b.free[:len(b.free)-1]
-	b.active = append(b.active, runningRequest{number: number, sampler: request.Sampler, next: Token{Sequence: sequence}})
+	b.active = append(b.active,
+		runningRequest{number: number, sampler: request.Sampler, next: Token{Sequence: sequence}})
 	if request.Restore != nil {
 		var err error
 		if outcome.Cached, err = request.Restore(b.Control, sequence); err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// crew is a thread with the lanes that take turns on it. Processors with the same first core share one: only one of them
-// can work at a time anyway, and handing over within a crew costs nothing. A processor without cores has its own, or is
-// served by the control crew (joinsControl).
+// crew is a thread with the lanes that take turns on it. Processors with the same first core share one: only one of
+// them can work at a time anyway, and handing over within a crew costs nothing. A processor without cores has its own,
+// or is served by the control crew (joinsControl).
 type crew struct {
 	lanes []*lane
 	spins bool // a lane's processor is polled: the thread does not sleep while that works
@@ -82,8 +82,8 @@ func (m *Machine) formCrews() {
 	}
 }
 
-// crewFor returns the crew that a lane joins: that of the control lane, that of lanes with the same first core, or a new
-// one.
+// crewFor returns the crew that a lane joins: that of the control lane, that of lanes with the same first core, or a
+// new one.
 func (m *Machine) crewFor(joining *lane) *crew {
 	if joining.queue != nil && joining != m.control && m.joinsControl(joining) {
 		return m.control.crew

@@ -12,7 +12,7 @@ type Token struct {
 }
 
 // Step processes one token of each of several sequences together, by the smallest program for as many, and passes the
-// logits that follow each to sink (nil: to nobody). A single token is decoded as by Extend. The result of a sequence
+// logits that follow each to sink (nil: dropped). A single token is decoded as by Extend. The result of a sequence
 // does not depend on the others. Step allocates nothing once the program is loaded.
 func (c *Control) Step(tokens []Token, sink Sink) (Timing, error) {
 	machine := c.machine

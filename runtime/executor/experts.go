@@ -59,9 +59,9 @@ type dispatchCount struct {
 	ids, places, rest []int32
 }
 
-// newDispatchCount prepares counting for a step that moves rows to slots. It returns nil for every other step, and where
-// the operands cannot be read as plain rows. Counting reads them in main memory, which a device with memory of its own
-// may not have filled.
+// newDispatchCount prepares counting for a step that moves rows to slots. It returns nil for every other step, and
+// where the operands cannot be read as plain rows. Counting reads them in main memory, which a device with memory of
+// its own may not have filled.
 func (m *Machine) newDispatchCount(
 	program *planir.PhaseProgram, st *step, layer int, bind *driver.Bindings,
 ) (*dispatchCount, error) {

@@ -46,8 +46,8 @@ func (m *Machine) headUses(pr *program) (list []headUse) {
 	return list
 }
 
-// provideCaches gives each processor of a program the cached positions of a sequence that it lacks, of the heads that it
-// has in that program. The program is about to append to them.
+// provideCaches gives each processor of a program the cached positions of a sequence that it lacks, of the heads that
+// it has in that program. The program is about to append to them.
 func (m *Machine) provideCaches(pr *program, sequence, pos int) error {
 	for _, use := range pr.uses {
 		if err := m.provideHead(use.cell, use.space, sequence, pos); err != nil {
@@ -69,7 +69,8 @@ func (m *Machine) noteAppended(pr *program, sequence, pos int) {
 	}
 }
 
-// provideHead makes a memory hold the first positions of a head's cache. What it lacks travels through the host's memory.
+// provideHead makes a memory hold the first positions of a head's cache. What it lacks travels through the host's
+// memory.
 func (m *Machine) provideHead(cell, space, sequence, pos int) error {
 	at := sequence*m.holdings.cells + cell
 	held := func(space int) *int32 { return &m.holdings.held[space][at] }

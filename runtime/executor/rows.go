@@ -86,10 +86,12 @@ func (p *packRows) Row(k int) (row []byte, copied bool, err error) {
 	if *block == nil {
 		from := k / p.rowsPerBlock * p.rowsPerBlock
 		count := min(p.rowsPerBlock, p.place.Pack.K1-p.place.Pack.K0-from)
-		if *block, err = p.src.Range(p.place.blob, p.place.Offset+int64(from)*p.rowBytes, int64(count)*p.rowBytes); err != nil {
-			*block = nil
+		offset := p.place.Offset + int64(from)*p.rowBytes
+		data, err := p.src.Range(p.place.blob, offset, int64(count)*p.rowBytes)
+		if err != nil {
 			return nil, false, err
 		}
+		*block = data
 	}
 	return (*block)[int64(k%p.rowsPerBlock)*p.rowBytes:][:p.rowBytes:p.rowBytes], false, nil
 }

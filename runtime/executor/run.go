@@ -32,7 +32,7 @@ func (c *Control) Forward(tokens []int32, want Want, sink Sink) (Timing, error) 
 // call only. An error of a Sink ends the call of the Machine and is returned by it.
 type Sink func(token int, logits []float32) error
 
-// Extend processes tokens at the end of a sequence, and passes the logits of the wanted ones to sink (nil: to nobody).
+// Extend processes tokens at the end of a sequence, and passes the logits of the wanted ones to sink (nil: dropped).
 func (c *Control) Extend(sequence int, tokens []int32, want Want, sink Sink) (Timing, error) {
 	machine := c.machine
 	if err := machine.admits(sequence, tokens); err != nil {
@@ -70,7 +70,8 @@ func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink Sink) (cou
 	if count, err = c.chunk(sequence, tokens, 0, want, sink); err != nil {
 		return 0, Timing{}, err
 	}
-	return count, Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virtual}, machine.checkIntact()
+	took = Timing{NS: int64(machine.meetClocks() - start), Virtual: machine.control.virtual}
+	return count, took, machine.checkIntact()
 }
 
 // chunk processes the tokens from number done on that one program call takes, at the end of a sequence.

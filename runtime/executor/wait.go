@@ -262,8 +262,8 @@ func (m *Machine) await(crew *crew, ready func() bool, left func(now int64) int6
 	}
 }
 
-// learnNapDelay learns how late naps end from one that ended ns late. It is 5 us on one machine and 50 us on another, or
-// when others use the cores. Late ends count more: missing the end of a wait is worse than spinning for as long.
+// learnNapDelay learns how late naps end from one that ended ns late. It is 5 us on one machine and 50 us on another,
+// or when others use the cores. Late ends count more: missing the end of a wait is worse than spinning for as long.
 func (c *crew) learnNapDelay(ns int64) {
 	ns = min(max(ns, 0), int64(maxNapDelay)) // a longer delay says that the process was stopped
 	if ns > c.napDelay {

@@ -111,7 +111,8 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 	return nil
 }
 
-// runRows executes a lane's next step, which is its step of that number in the section, on as many rows as prepare says.
+// runRows executes a lane's next step, which is its step of that number in the section, on as many rows as prepare
+// says.
 func (m *Machine) runRows(ls *laneSection, st *step, number int64, rows int) error {
 	lane, bound := ls.lane, &st.calls[ls.iter]
 	// Lanes that wait sleep by the time at which the step began, but not through a short one.
@@ -150,8 +151,8 @@ func (m *Machine) runRows(ls *laneSection, st *step, number int64, rows int) err
 	return nil
 }
 
-// prepare sets the scalars of a step to the rows that a call has for it, and returns how many rows it computes: 0 if the
-// call ends before them, or if the step has no layer in this iteration.
+// prepare sets the scalars of a step to the rows that a call has for it, and returns how many rows it computes: 0 if
+// the call ends before them, or if the step has no layer in this iteration.
 func (st *step) prepare(lane *lane, call *driver.Scalars, iter int) int {
 	rows := min(call.Rows-st.R0, st.rows)
 	if rows <= 0 && !st.Full || !st.works(iter) {

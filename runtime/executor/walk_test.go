@@ -491,7 +491,8 @@ func TestIdleThreadLeavesANeededCore(t *testing.T) {
 	})
 	other := part(m.lanes[2], func() error { return nil })
 	if !slices.Equal(both.yielding, []*crew{second}) || len(alone.yielding)+len(other.yielding) > 0 {
-		t.Fatalf("%d, %d and %d threads rest, want 1, 0 and 0", len(both.yielding), len(alone.yielding), len(other.yielding))
+		t.Fatalf("%d, %d and %d threads yield, want 1, 0 and 0", len(both.yielding), len(alone.yielding),
+			len(other.yielding))
 	}
 
 	if err := m.startCrews(); err != nil {
