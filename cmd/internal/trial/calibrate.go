@@ -234,7 +234,7 @@ func (c *calibrating) list() {
 func (c *calibrating) losses(ctx context.Context) (map[candidate]*quality.Tally, error) {
 	tallies := map[candidate]*quality.Tally{}
 	for _, tried := range c.candidates {
-		tally, err := c.measure(ctx, nil, tried.scheme, tried.classes(), tried.class)
+		tally, err := c.measure(ctx, tried.class, change{scheme: tried.scheme, classes: tried.classes()})
 		if err != nil {
 			return nil, err
 		}
@@ -267,8 +267,8 @@ func (c *calibrating) foldedLosses(
 		tally := unfolded[tried]
 		if !reached(tried.class) {
 			c.all -= len(c.compared)
-		} else if tally, err = c.measure(ctx, c.out.Folds, tried.scheme, tried.classes(), tried.class+
-			" folded"); err != nil {
+		} else if tally, err = c.measure(ctx, tried.class+" folded",
+			change{scheme: tried.scheme, classes: tried.classes(), folds: c.out.Folds}); err != nil {
 			return nil, err
 		}
 		if err := c.lose(tried, tally, true); err != nil {
@@ -346,40 +346,30 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 	return machine, nil
 }
 
-// measure executes all windows with classes (none: all) in a scheme, everything else in float32, with the folds given.
-func (c *calibrating) measure(
-	ctx context.Context, folds []calibration.Fold, scheme op.Scheme, classes []string, what string,
-) (*quality.Tally, error) {
-	return c.clipped(ctx, folds, nil, scheme, classes, what)
+// change is how an execution differs from the model in float32.
+type change struct {
+	scheme  op.Scheme
+	classes []string           // that have the scheme; none: all
+	folds   []calibration.Fold // of activations
+	clips   []calibration.Clip // of static scales
+	pruned  []planir.Shadow    // layers without shadow outliers
 }
 
-// clipped is measure with static scales clipped.
-func (c *calibrating) clipped(
-	ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, scheme op.Scheme, classes []string,
-	what string,
-) (*quality.Tally, error) {
-	return c.pruned(ctx, folds, clips, nil, scheme, classes, what)
-}
-
-// pruned is clipped with shadow outliers in some layers only.
-func (c *calibrating) pruned(
-	ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, shadows []planir.Shadow, scheme op.Scheme,
-	classes []string, what string,
-) (_ *quality.Tally, err error) {
-	what = fmt.Sprintf("%s with %s", what, scheme)
+// measure executes all windows with a change.
+func (c *calibrating) measure(ctx context.Context, what string, by change) (*quality.Tally, error) {
+	what = fmt.Sprintf("%s with %s", what, by.scheme)
 	// the calibration as it would be with these folds and clips
 	cal := c.out
-	cal.Losses, cal.Folds, cal.Clips = nil, folds, clips
-	if len(folds) == 0 {
+	cal.Losses, cal.Folds, cal.Clips = nil, by.folds, by.clips
+	if len(by.folds) == 0 {
 		cal.Scales = c.unfolded
 	}
-	// the scheme in the tried classes, float32 elsewhere
 	plan, err := c.PrunedPlan(c.size, func(node string) op.Scheme {
-		if len(classes) == 0 || slices.Contains(classes, node) {
-			return scheme
+		if len(by.classes) == 0 || slices.Contains(by.classes, node) {
+			return by.scheme
 		}
 		return op.A32W32
-	}, &cal, shadows)
+	}, &cal, by.pruned)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}

@@ -2,7 +2,6 @@ package trial
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/hetc/hetc/planir/calibration"
@@ -33,8 +32,8 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 		best, found := before[tried], float32(1)
 		// from the largest share on, until one helps no more
 		for at, share := range shares {
-			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme,
-				tried.classes(), fmt.Sprintf("%s clipped", class))
+			tally, err := c.measure(ctx, class+" clipped", change{scheme: scheme, classes: tried.classes(),
+				folds: c.out.Folds, clips: []calibration.Clip{{Class: class, Share: share}}})
 			if err != nil {
 				return err
 			}
@@ -59,7 +58,8 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 	}
 	// the loss of all classes together, with every clip
 	tried := candidate{calibration.All, scheme}
-	tally, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, tried.class+" clipped")
+	tally, err := c.measure(ctx, tried.class+" clipped",
+		change{scheme: scheme, folds: c.out.Folds, clips: c.out.Clips})
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func (c *calibrating) fold(
 		tally := unfolded[candidate{group.Readers[0], scheme}]
 		if len(group.Readers) > 1 {
 			var err error
-			if tally, err = c.measure(ctx, nil, scheme, group.Readers, group.Name); err != nil {
+			if tally, err = c.measure(ctx, group.Name, change{scheme: scheme, classes: group.Readers}); err != nil {
 				return err
 			}
 		}
@@ -54,7 +54,8 @@ func (c *calibrating) fold(
 		if err != nil {
 			return err
 		}
-		tally, err := c.measure(ctx, folds, schemes[0], group.Readers, group.Name+" folded")
+		tally, err := c.measure(ctx, group.Name+" folded",
+			change{scheme: schemes[0], classes: group.Readers, folds: folds})
 		if err != nil {
 			return err
 		}
@@ -62,12 +63,13 @@ func (c *calibrating) fold(
 			tries = append(tries, try{folds, tally.KL()})
 		}
 	}
-	// the best strength that no other scheme objects to
+	// the best strength with which no other scheme loses more
 	slices.SortStableFunc(tries, func(a, b try) int { return cmp.Compare(a.kl, b.kl) })
 	for _, try := range tries {
 		ok := true
 		for i := 1; ok && i < len(schemes); i++ {
-			tally, err := c.measure(ctx, try.folds, schemes[i], group.Readers, group.Name+" folded")
+			tally, err := c.measure(ctx, group.Name+" folded",
+				change{scheme: schemes[i], classes: group.Readers, folds: try.folds})
 			if err != nil {
 				return err
 			}

@@ -31,9 +31,9 @@ func (c *calibrating) shadows(ctx context.Context, before map[candidate]*quality
 	}
 	graph := c.Graph()
 	for _, x := range list {
-		pruned := c.Model.pruned(map[shadow]bool{x: true}, []shadow{x})
-		tally, err := c.pruned(ctx, c.out.Folds, c.out.Clips, pruned, op.A8OQ8C, []string{x.class},
-			fmt.Sprintf("%s in layer %d clipped", x.class, x.layer))
+		tally, err := c.measure(ctx, fmt.Sprintf("%s in layer %d clipped", x.class, x.layer),
+			change{scheme: op.A8OQ8C, classes: []string{x.class}, folds: c.out.Folds, clips: c.out.Clips,
+				pruned: c.pruned(map[shadow]bool{x: true}, []shadow{x})})
 		if err != nil {
 			return err
 		}
