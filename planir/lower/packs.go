@@ -33,7 +33,7 @@ type packUse struct {
 	name            string
 }
 
-// order numbers packs that lie together: first those that only decode reads, then those that both phases read, then
+// order is where a pack lies in its layer: first those that only decode reads, then those that both phases read, then
 // those that only prefill reads. Each phase then reads one piece of a layer.
 // RATIONALE: In which pages do weights lie?
 func (u *packUse) order() int {
@@ -191,9 +191,8 @@ func (b *builder) dropSlottedPacks() {
 	}
 }
 
-// finishPacks lists and names the packs, in the order of their groups, of their weights (rank) and of their keys. The
-// order is total, so equal plans have equal programs. A name states only what distinguishes the pack from others of its
-// weight.
+// finishPacks lists and names the packs, by packUse.order, then by their weights (rank) and their keys. The order is
+// total, so equal plans have equal programs. A name states only what distinguishes the pack from others of its weight.
 func (b *builder) finishPacks(rank map[string]int) error {
 	order := func(x, y packKey) int {
 		return cmp.Or(b.packs[x].order()-b.packs[y].order(),
