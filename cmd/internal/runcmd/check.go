@@ -2,6 +2,7 @@ package runcmd
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -9,7 +10,9 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
 )
@@ -81,7 +84,7 @@ func (o *options) runCheck(
 	if err != nil {
 		return err
 	}
-	defer func() { _ = b.heed(ref.Close()) }()
+	defer func() { _ = b.noteLeftBehind(ref.Close()) }()
 	// the same prompt through both programs
 	got, vocab, err := logits(ctx, machine, prompt)
 	if err != nil {
@@ -161,4 +164,14 @@ func argmax(v []float32) int {
 		}
 	}
 	return best
+}
+
+// writeLogits writes float32 [rows,vocab] as tensor "logits".
+func writeLogits(path string, logits []float32, rows, vocab int) error {
+	data := make([]byte, 4*len(logits))
+	for i, logit := range logits {
+		binary.LittleEndian.PutUint32(data[4*i:], math.Float32bits(logit))
+	}
+	return safetensors.Write(path,
+		[]safetensors.Tensor{{Name: "logits", Type: op.F32, Shape: []int{rows, vocab}, Data: data}}, nil)
 }

@@ -100,8 +100,8 @@ func notWritten(err error) error { return diag.New(diag.ClassIO, "write results:
 func (x *execution) generate(ctx context.Context, known int) error {
 	ui, machine, prompt, watch := x.ui, x.machine, x.prompt, x.watch
 	answer := &printer{out: bufio.NewWriter(ui.Out), quiet: ui.JSON, first: true}
-	if x.tok != nil {
-		answer.stream = x.tok.Stream()
+	if x.tokenizer != nil {
+		answer.stream = x.tokenizer.Stream()
 		if x.tokens == "" && !x.answers() {
 			answer.prompt = x.options.prompt
 		}
@@ -138,7 +138,7 @@ func (x *execution) generate(ctx context.Context, known int) error {
 		printSteps(ui, result.Steps)
 	}
 	if x.stats {
-		result.Stats = watch.stats(machine, len(prompt)-known, x.tok != nil, x.bundle.CopiedBytes())
+		result.Stats = watch.stats(machine, len(prompt)-known, x.tokenizer != nil, x.bundle.CopiedBytes())
 		result.Stats.print(ui)
 	}
 	return ui.Result(result)

@@ -39,7 +39,7 @@ func Load(
 		err = bundle.checkTarget(plan, &options{anyMachine: anyMachine})
 	}
 	if err == nil {
-		out.Prefix, err = bundle.computed(plan)
+		out.Prefix, err = bundle.computedPrefix(plan)
 	}
 	done := func() {}
 	if err == nil {
@@ -61,7 +61,7 @@ func Load(
 
 // load opens the processors, and reads the tokenizer meanwhile.
 func (l *Loaded) load(ctx context.Context, plan *planir.Plan, o executor.Options) (err error) {
-	vocabulary := beside(l.bundle.tokenizer)
+	vocabulary := async(l.bundle.tokenizer)
 	l.Machine, err = Execute(ctx, plan, l.bundle, 0, o)
 	unbound, wrong := vocabulary() // it reads the bundle, which may be closed from here on
 	if err = errors.Join(err, wrong); err == nil && unbound != nil {
@@ -80,7 +80,7 @@ func (l *Loaded) Worked(ui *cli.Streams) error { return l.bundle.Remember(ui) }
 func (l *Loaded) Close() error {
 	var err error
 	if l.Machine != nil {
-		err = l.bundle.heed(l.Machine.Close())
+		err = l.bundle.noteLeftBehind(l.Machine.Close())
 	}
 	return errors.Join(err, l.bundle.Close())
 }

@@ -2,10 +2,8 @@ package runcmd
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -17,17 +15,11 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/verdicts"
-	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/cas"
-	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/prefix"
 	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/runtime/driver/all"
-	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/programs"
 	"github.com/hetc/hetc/runtime/selftest"
@@ -38,13 +30,13 @@ import (
 // is used as: one that was signed for another purpose is refused, whatever its name.
 type opened struct {
 	*accept.Accepted
-	prefix  string
-	weights bundle.Role // of what Range reads
-	read    bool        // a thread that was left behind may read it
+	prefix     string
+	weights    bundle.Role // of what Range reads
+	leftBehind bool        // a thread was left behind, which may read the bundle
 }
 
-// code are the roles of artifacts, which drivers load: all of them are private copies.
-var code = []bundle.Role{bundle.RolePlan, bundle.RoleNPUGraph, bundle.RoleGPUKernel}
+// artifactRoles are the roles of artifacts, which drivers load: all of them are private copies.
+var artifactRoles = []bundle.Role{bundle.RolePlan, bundle.RoleNPUGraph, bundle.RoleGPUKernel}
 
 // openBundle opens a bundle on the terms of the flags, for this machine.
 func openBundle(s *cli.Streams, path string, o *options) (*opened, error) {
@@ -87,25 +79,27 @@ func (b *opened) reference() *opened {
 	return &opened{Accepted: b.Accepted, prefix: referencePrefix, weights: bundle.RoleReference}
 }
 
-// heed looks whether an error says that a thread was left behind, which may read the bundle from then on.
-func (b *opened) heed(err error) error {
-	b.read = b.read || errors.Is(err, executor.ErrLeftBehind)
+// noteLeftBehind returns an error as it is, and notes whether it says that a thread was left behind.
+func (b *opened) noteLeftBehind(err error) error {
+	b.leftBehind = b.leftBehind || errors.Is(err, executor.ErrLeftBehind)
 	return err
 }
 
-// Close closes the bundle, unless a thread may read it, which would end the process.
+// Close closes the bundle, unless a thread was left behind: its next read would end the process.
 func (b *opened) Close() error {
-	if b.read {
+	if b.leftBehind {
 		return nil
 	}
 	return b.Accepted.Close()
 }
 
 // Blob returns a verified artifact; it implements executor.Source.
-func (b *opened) Blob(name string) ([]byte, error) { return b.of(b.prefix+name, code...) }
+func (b *opened) Blob(name string) ([]byte, error) {
+	return b.blobWithRole(b.prefix+name, artifactRoles...)
+}
 
-// of returns a blob that has one of these roles.
-func (b *opened) of(name string, roles ...bundle.Role) ([]byte, error) {
+// blobWithRole returns a blob that has one of these roles.
+func (b *opened) blobWithRole(name string, roles ...bundle.Role) ([]byte, error) {
 	if err := b.Expect(name, roles...); err != nil {
 		return nil, err
 	}
@@ -151,62 +145,12 @@ func Execute(
 	return executor.Open(ctx, p, UntilDone(ctx, src), o)
 }
 
-// UntilDone is src until ctx ends, so that loading gigabytes of weights can be interrupted.
-func UntilDone(ctx context.Context, src executor.Source) executor.Source { return &untilDone{ctx, src} }
-
-// untilDone refuses to load more once its context has ended.
-type untilDone struct {
-	ctx context.Context
-	src executor.Source
-}
-
-// Blob implements executor.Source.
-func (u *untilDone) Blob(name string) ([]byte, error) {
-	if err := u.ctx.Err(); err != nil {
-		return nil, fmt.Errorf("load %q: %w", name, err)
-	}
-	return u.src.Blob(name)
-}
-
-// Range implements executor.Source.
-func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
-	if err := u.ctx.Err(); err != nil {
-		return nil, fmt.Errorf("load %q: %w", name, err)
-	}
-	return u.src.Range(name, offset, bytes)
-}
-
-// CopyRange implements executor.Copier.
-func (u *untilDone) CopyRange(name string, offset int64, out []byte) error {
-	if copier, ok := u.src.(executor.Copier); ok && u.ctx.Err() == nil {
-		return copier.CopyRange(name, offset, out)
-	}
-	data, err := u.Range(name, offset, int64(len(out)))
-	copy(out, data)
-	return err
-}
-
-// Ahead implements executor.Ahead.
-func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part, through func(parts int)) {
-	if ahead, ok := u.src.(executor.Ahead); ok {
-		ahead.Ahead(ctx, parts, through)
-	}
-}
-
-// Unchanged says why what src gave out cannot be believed any more; it implements executor.Steady.
-func (u *untilDone) Unchanged() error {
-	if steady, ok := u.src.(executor.Steady); ok {
-		return steady.Unchanged()
-	}
-	return nil
-}
-
 // entry returns the plan that the bundle begins with.
 func (b *opened) entry() (*planir.Plan, error) { return b.plan(b.Manifest().Entrypoint) }
 
 // plan reads a plan of the bundle and checks it.
 func (b *opened) plan(name string) (*planir.Plan, error) {
-	data, err := b.of(name, bundle.RolePlan)
+	data, err := b.blobWithRole(name, bundle.RolePlan)
 	if err != nil {
 		return nil, err
 	}
@@ -232,25 +176,25 @@ func (b *opened) tokenizer() (*tokenizer.Unbound, error) {
 	if !b.Has(tokenizerBlob) {
 		return nil, nil
 	}
-	data, err := b.of(tokenizerBlob, bundle.RoleTokenizer)
+	data, err := b.blobWithRole(tokenizerBlob, bundle.RoleTokenizer)
 	if err != nil {
 		return nil, err
 	}
 	var config []byte
 	if b.Has(configBlob) {
-		if config, err = b.of(configBlob, bundle.RoleConfig); err != nil {
+		if config, err = b.blobWithRole(configBlob, bundle.RoleConfig); err != nil {
 			return nil, err
 		}
 	}
 	return tokenizer.Read(data, config)
 }
 
-// computed returns the prefix that the bundle's plan has computed, nil where there is none.
-func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
+// computedPrefix returns the prefix that the bundle's plan has computed, nil where there is none.
+func (b *opened) computedPrefix(plan *planir.Plan) (*prefix.Prefix, error) {
 	if !b.Has(prefixBlob) {
 		return nil, nil
 	}
-	data, err := b.of(prefixBlob, bundle.RolePrefix)
+	data, err := b.blobWithRole(prefixBlob, bundle.RolePrefix)
 	if err != nil {
 		return nil, err
 	}
@@ -272,7 +216,7 @@ func (b *opened) programs(ui *cli.Streams, plan *planir.Plan, drivers []driver.D
 		if !b.Has(name) {
 			return nil, false
 		}
-		data, err := b.of(name, bundle.RoleGPUKernel)
+		data, err := b.blobWithRole(name, bundle.RoleGPUKernel)
 		return data, err == nil
 	}}
 	var unkept error
@@ -306,18 +250,19 @@ func (b *opened) selfTest(ctx context.Context, ui *cli.Streams, plan *planir.Pla
 		Product: b.Manifest().Product}
 	if b.Has(selfTestBlob) {
 		tested.Test = func() (*selftest.Test, error) {
-			data, err := b.of(selfTestBlob, bundle.RoleSelfTest)
+			data, err := b.blobWithRole(selfTestBlob, bundle.RoleSelfTest)
 			if err != nil {
 				return nil, err
 			}
 			return selftest.Decode(data, plan)
 		}
 	}
-	return b.heed(verdicts.Ensure(ctx, ui, tested, verdicts.Options{Drivers: drivers, Deadline: deadline, Force: force}))
+	return b.noteLeftBehind(verdicts.Ensure(ctx, ui, tested,
+		verdicts.Options{Drivers: drivers, Deadline: deadline, Force: force}))
 }
 
-// beside runs f beside the caller. The function returned waits for what f returns; a panic of f comes out there.
-func beside[T any](f func() (T, error)) func() (T, error) {
+// async runs f on a goroutine. The function that it returns waits for the result of f, and panics if f did.
+func async[T any](f func() (T, error)) func() (T, error) {
 	type outcome struct {
 		v     T
 		err   error
@@ -340,90 +285,4 @@ func beside[T any](f func() (T, error)) func() (T, error) {
 		}
 		return outcome.v, outcome.err
 	}
-}
-
-// writeLogits writes float32 [rows,vocab] as tensor "logits".
-func writeLogits(path string, v []float32, rows, vocab int) error {
-	data := make([]byte, 4*len(v))
-	for i, x := range v {
-		binary.LittleEndian.PutUint32(data[4*i:], math.Float32bits(x))
-	}
-	return safetensors.Write(path,
-		[]safetensors.Tensor{{Name: "logits", Type: op.F32, Shape: []int{rows, vocab}, Data: data}}, nil)
-}
-
-// thisHost describes this machine to the bundle's target check; nil leaves that check out.
-func thisHost(any bool) *bundle.Host {
-	if any {
-		return nil
-	}
-	here := &bundle.Host{
-		SoC: []string{host.Fingerprint()}, SoCAdvice: whatIsMissing(), OS: runtime.GOOS, Arch: runtime.GOARCH,
-		Components: map[string]bundle.HostComponent{},
-	}
-	for _, drv := range all.Drivers() {
-		// Drivers whose artifacts depend on versions of a library compare tokens.
-		if matcher, ok := drv.(driver.Matcher); ok {
-			here.Components["driver/"+drv.Name()] = bundle.HostComponent{Accepts: matcher.Accepts}
-		}
-	}
-	return here
-}
-
-// whatIsMissing says why this process may be on the machine that a bundle was made for and not have its fingerprint, ""
-// where nothing is known to be missing.
-func whatIsMissing() string {
-	var missing []string
-	for _, advice := range []string{missingCores(), refusedKernels(host.RefusedKernels())} {
-		if advice != "" {
-			missing = append(missing, advice)
-		}
-	}
-	return strings.Join(missing, "; ")
-}
-
-// refusedKernels is advice where this process cannot use kernels for the reason given: with other kernels it is another
-// machine to a plan.
-func refusedKernels(reason string) string {
-	if reason == "" {
-		return ""
-	}
-	return fmt.Sprintf("this process cannot use all kernels that its CPU is fit for, because %s: run the bundle where "+
-		"it can, or probe, profile, solve and emit again here", reason)
-}
-
-// missingCores says that this machine has more cores than this process may use, "" where it has not: another number of
-// cores is another machine to a plan.
-func missingCores() string {
-	usable, all := affinity.Cores(), machine.Cores()
-	if len(usable) >= all {
-		return ""
-	}
-	return fmt.Sprintf("this process may use %d of %d cores, %v: let it use those that the bundle was made for (taskset, the "+
-		"container's cpuset), or emit a bundle with these", len(usable), all, usable)
-}
-
-// checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other
-// only on its own kind of machine.
-func (b *opened) checkTarget(plan *planir.Plan, o *options) error {
-	if err := CheckEvidence(b.Manifest(), plan); err != nil {
-		return err
-	}
-	if !o.simulates || o.anyMachine || plan.SoC.Simulated {
-		return nil
-	}
-	if target := b.Manifest().Target; !slices.Contains(target.SoC, host.Fingerprint()) {
-		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want %s",
-			host.Fingerprint(), diag.OneOf(target.SoC)).
-			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
-		if advice := whatIsMissing(); advice != "" {
-			_ = finding.WithHint("%s", advice)
-		}
-		if plan.Target != nil && !plan.Target.Emulator {
-			_ = finding.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the "+
-				"vendor's emulator executes here", plan.Target.SoC)
-		}
-		return finding
-	}
-	return nil
 }

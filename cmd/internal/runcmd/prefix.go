@@ -18,7 +18,7 @@ func (x *execution) beginning() (out beginning, err error) {
 		return out, nil
 	}
 	out.reuse = prefix.ReuseOf(x.plan)
-	out.computed, err = x.bundle.computed(x.plan)
+	out.computed, err = x.bundle.computedPrefix(x.plan)
 	return out, err
 }
 

@@ -23,25 +23,24 @@ const startGCPercent = 400
 // execution is one run of the command, from the bundle that is opened to what is printed.
 type execution struct {
 	*options
-	ui      *cli.Streams
-	path    string
-	watch   *stopwatch
-	bundle  *opened
-	plan    *planir.Plan
-	drivers []driver.Driver
-	done    func() // closes the cache of programs; nil: there is none
-	machine *executor.Machine
-	tok     tokenizer.Tokenizer // nil where the bundle has none
-	prompt  []int32             // token ids
-	jobs    []job               // of --prompts
+	ui            *cli.Streams
+	path          string
+	watch         *stopwatch
+	bundle        *opened
+	plan          *planir.Plan
+	drivers       []driver.Driver
+	closePrograms func() // closes the cache of programs; nil: there is none
+	machine       *executor.Machine
+	tokenizer     tokenizer.Tokenizer // nil where the bundle has none
+	prompt        []int32             // token ids
+	jobs          []job               // of --prompts
 }
 
 // run executes a bundle as the flags say. list yields the drivers that may open the processors of its plan.
 //
-// What takes long runs side by side: weights are verified from the moment the bundle's signature is, first in the order
+// What takes long runs side by side. Weights are verified from the moment the bundle's signature is: first in the order
 // of the file, and in that of their use once the plan is read and its processors are open. The tokenizer is read
-// meanwhile. A plan that this machine refuses to execute is still told of a wrong prompt
-// first.
+// meanwhile. Where both the plan and the prompt are refused, the error is about the prompt.
 func run(
 	ctx context.Context, ui *cli.Streams, path string, flags *options,
 	changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error),
@@ -66,17 +65,17 @@ func run(
 	}
 	defer x.bundle.Close()
 	x.bundle.Anticipate()
-	vocabulary := beside(x.bundle.tokenizer)
+	vocabulary := async(x.bundle.tokenizer)
 	defer func() { _, _ = vocabulary() }() // it reads the bundle
 	x.watch.mark("open and verify the bundle")
 	if err := x.readPlan(list); err != nil {
 		return err
 	}
-	defer x.done()
-	// The refusal waits: a prompt that cannot be read is the mistake that the user can mend at once.
+	defer x.closePrograms()
+	// An error about the prompt comes before a refusal, because the user can mend it at once.
 	refusal := x.openMachine(ctx)
 	if refusal == nil {
-		defer func() { _ = x.bundle.heed(x.machine.Close()) }()
+		defer func() { _ = x.bundle.noteLeftBehind(x.machine.Close()) }()
 	}
 	x.watch.mark("open processors")
 	if err := x.readPrompt(ctx, vocabulary); err != nil {
@@ -112,7 +111,7 @@ func (x *execution) readPlan(list func(*planir.Plan) ([]driver.Driver, error)) (
 	}
 	x.watch.mark("read the plan")
 	if x.drivers, err = list(x.plan); err == nil {
-		x.drivers, x.done = x.bundle.programs(x.ui, x.plan, x.drivers, x.strict)
+		x.drivers, x.closePrograms = x.bundle.programs(x.ui, x.plan, x.drivers, x.strict)
 	}
 	return err
 }
@@ -144,14 +143,14 @@ func (x *execution) readPrompt(ctx context.Context, vocabulary func() (*tokenize
 		return err
 	}
 	if unbound != nil {
-		if x.tok, err = unbound.Begin(x.plan.Model.BOS); err != nil {
+		if x.tokenizer, err = unbound.Begin(x.plan.Model.BOS); err != nil {
 			return err
 		}
 	}
 	if x.prompts != "" {
-		x.jobs, err = x.options.jobs(ctx, x.ui, x.tok)
+		x.jobs, err = x.options.jobs(ctx, x.ui, x.tokenizer)
 	} else {
-		x.prompt, err = x.input(ctx, x.ui, x.tok)
+		x.prompt, err = x.input(ctx, x.ui, x.tokenizer)
 	}
 	return err
 }
@@ -185,7 +184,7 @@ func (x *execution) execute(ctx context.Context) error {
 		return err
 	}
 	if x.prompts != "" {
-		return x.generateAll(ctx, x.ui, x.machine, x.tok, x.jobs, prefix)
+		return x.generateAll(ctx, x.ui, x.machine, x.tokenizer, x.jobs, prefix)
 	}
 	if x.check {
 		if err := x.runCheck(ctx, x.ui, x.bundle, x.machine, x.prompt, x.drivers); err != nil {
