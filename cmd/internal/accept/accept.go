@@ -18,19 +18,14 @@ import (
 
 // Terms are the values of the flags.
 type Terms struct {
-	// file of the trusted public key
-	trust    string
-	allowDev bool
-	product  string
-	// least accepted security version
-	minSecurity int64
-	// file that remembers the highest versions seen; "" for none
-	state string
-	// time that expiry is compared with; "" for the system's clock
-	now          string
+	trust        string // file of the trusted public key, or a keyring
+	allowDev     bool
+	product      string
+	minSecurity  int64  // least accepted security version
+	state        string // file that remembers the highest versions seen; "": none
+	now          string // time that expiry is compared with; "": this machine's clock
 	ignoreExpiry bool
-	// read the whole bundle into memory before verifying it
-	copy bool
+	copy         bool // the bundle is read into memory before it is verified
 }
 
 // Names of the flags.

@@ -339,7 +339,7 @@ func playNow(ctx context.Context, machine *executor.Machine, trace []Request, op
 	return courses, server.Metrics(), errors.Join(failed...)
 }
 
-// onTime has somebody send each request of a trace when its time has come, and waits for all of them. The error says
+// onTime calls send for each request of a trace when its time has come, and waits for all calls. The error says
 // that ctx ended meanwhile.
 func onTime(ctx context.Context, trace []Request, send func(i int, began time.Time)) error {
 	began := time.Now()
