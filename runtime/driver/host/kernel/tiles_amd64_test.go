@@ -291,21 +291,29 @@ func TestCoreShared(t *testing.T) {
 // tileProducts are the products that the set of tiles has kernels for.
 var tileProducts = []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"}
 
-// Products in tiles of any size are those of the portable set.
+// Products in tiles of any size are those of the portable set: also those of several passes of rows and parts of k.
 func FuzzTiles(f *testing.F) {
 	if reason := tilesLack(); reason != "" && !tilesModelled {
 		f.Skip(reason)
 	}
 	for i := range uint8(len(tileProducts)) {
-		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2))
-		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4))
+		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2), uint8(0))
+		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4), uint8(0))
+		f.Add(i, uint8(1), uint16(131), uint16(40), uint8(3), uint8(lowest), uint8(lowest), uint64(5), uint8(2))
+		f.Add(i, uint8(22), uint16(7), uint16(33), uint8(1), uint8(highest), uint8(plain), uint64(7), uint8(4))
+		f.Add(i, uint8(12), uint16(70), uint16(65), uint8(2), uint8(plain), uint8(plain), uint64(8), uint8(10))
+		f.Add(i, uint8(0), uint16(129), uint16(5), uint8(0), uint8(edges), uint8(second), uint64(9), uint8(8))
 	}
-	f.Fuzz(func(t *testing.T, which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64) {
+	// large has the parts of k and the passes of rows that are before what k and m say.
+	f.Fuzz(func(t *testing.T, which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64, large uint8) {
+		const halfParts, halfPasses, mostProducts = 5, 3, 8 << 20
 		name := tileProducts[int(which)%len(tileProducts)]
 		s := shape{
-			m: packFrom + int(m%45), k: 1 + int(k%300), n: 1 + int(n%70),
+			m:    packFrom + int(m%45) + int(large/halfParts%halfPasses)*tilePass/2,
+			k:    1 + int(k%300) + int(large%halfParts)*tilePart/2,
 			gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64),
 		}
+		s.n = 1 + int(n)%min(70, mostProducts/(s.m*s.k)) // fewer columns of large ones
 		x, w := newValues(kindX%kinds, seed, nil), newValues(kindW%kinds, seed+1, nil)
 		twinMatMul(t, bothTiles(t), name, s, x, w, seed%2 == 1)
 	})

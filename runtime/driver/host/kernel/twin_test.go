@@ -258,6 +258,17 @@ func (v *values) matrix(rows, cols, ld int, top float32) []float32 {
 	return m
 }
 
+// bounded is a matrix of finite numbers of at most top in magnitude.
+func (v *values) bounded(rows, cols, ld int, top float32) []float32 {
+	numbers := v.matrix(rows, cols, ld, top)
+	for i, f := range numbers {
+		if i%ld < cols && !(math.Abs(float64(f)) <= float64(top)) {
+			numbers[i] = top // raw bits may be anything
+		}
+	}
+	return numbers
+}
+
 // differs reports whether a result is not that of its twin: the same bits for no units, any NaN for NaN, and any value
 // where the terms may leave the range of float32.
 func differs(got, want float32, units, magnitude float64) bool {
@@ -1089,17 +1100,8 @@ type attentionTwin struct {
 func newAttentionTwin(t testing.TB, a Attention, gapX, gapY int, x *values, before bool) *attentionTwin {
 	width, context := a.Heads*a.Dim, a.Pos+a.M
 	w := &attentionTwin{t: t, a: a, x: x, before: before, ldq: width + gapX, ldy: width + gapY}
-	bounded := func(top float32, rows, cols, ld int) []float32 {
-		numbers := x.matrix(rows, cols, ld, top)
-		for i, f := range numbers {
-			if i%ld < cols && !(math.Abs(float64(f)) <= float64(top)) {
-				numbers[i] = top // raw bits may be anything
-			}
-		}
-		return numbers
-	}
-	w.q = bounded(1e3, a.M, width, w.ldq)
-	w.k, w.v = bounded(1e3, context, a.Dim, a.Dim), bounded(1e4, context, a.Dim, a.Dim)
+	w.q = x.bounded(a.M, width, w.ldq, 1e3)
+	w.k, w.v = x.bounded(context, a.Dim, a.Dim, 1e3), x.bounded(context, a.Dim, a.Dim, 1e4)
 
 	w.k16, w.v16 = make([]uint16, len(w.k)), make([]uint16, len(w.v))
 	toF16(w.k16, w.k)
@@ -1142,6 +1144,11 @@ func (w *attentionTwin) call(set *Set, form string) []float32 {
 		scratch[i] = float32(math.NaN())
 	}
 	scratch = fenced(m, scratch)
+	if a.Rest.Count > 0 {
+		a.Rest.Key, a.Rest.Value = input(m, a.Rest.Key), input(m, a.Rest.Value)
+	}
+	a.NextKeys, a.NextValues = input(m, a.NextKeys), input(m, a.NextValues)
+	a.NextQueries.Data = input(m, a.NextQueries.Data)
 	switch form {
 	case "bf16":
 		set.AttentionBF16(y, q, input(m, w.kb), input(m, w.vb), scratch, a)
@@ -1162,13 +1169,19 @@ func (w *attentionTwin) sizes(form string, k, v []float32, row, head int) []floa
 	a := w.a
 	query := w.q[row*w.ldq+head*a.Dim:][:a.Dim]
 	worst, top := 0.0, make([]float64, a.Dim)
-	for p := a.first(row); p <= a.Pos+row; p++ {
-		sum := 0.0
+	attend := func(key, value []float32, more float64) {
+		sum := more
 		for d := range a.Dim {
-			sum += math.Abs(float64(query[d]) * float64(k[p*a.Dim+d]) * a.Scale)
-			top[d] = max(top[d], math.Abs(float64(v[p*a.Dim+d])))
+			sum += math.Abs(float64(query[d]) * float64(key[d]) * a.Scale)
+			top[d] = max(top[d], math.Abs(float64(value[d])))
 		}
 		worst = max(worst, sum)
+	}
+	for p := a.first(row); p <= a.Pos+row; p++ {
+		attend(k[p*a.Dim:][:a.Dim], v[p*a.Dim:][:a.Dim], 0)
+	}
+	if a.Rest.Count > 0 {
+		attend(a.Rest.Key, a.Rest.Value, math.Log(float64(a.Rest.Count)))
 	}
 	if a.Cap > 0 {
 		worst += 8 * a.Cap
@@ -1184,26 +1197,46 @@ func (w *attentionTwin) sizes(form string, k, v []float32, row, head int) []floa
 	return top
 }
 
+// sameWithoutNext fails if a set has other bits where it does not know what the caller reads next.
+func (w *attentionTwin) sameWithoutNext(set *Set, form string, got []float32) {
+	w.t.Helper()
+	alone := *w
+	alone.a.NextKeys, alone.a.NextValues, alone.a.NextQueries = nil, nil, Matrix[float32]{}
+	want := alone.call(set, form)
+	for i := range got {
+		if i%w.ldy < w.a.Heads*w.a.Dim && differs(got[i], want[i], 0, 0) {
+			w.t.Fatalf("%s attention %v %s of kind %d: element %d is %v, %v with %d and %d bytes and %d queries next",
+				set.Name, w.a, form, w.x.kind, i, want[i], got[i], len(w.a.NextKeys), len(w.a.NextValues),
+				len(w.a.NextQueries.Data))
+		}
+	}
+}
+
 // twinAttention compares attention over all caches with that of the portable set.
 func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *values, before bool) {
 	t.Helper()
 	w := newAttentionTwin(t, a, gapX, gapY, x, before)
 	for _, form := range []string{"f32", "bf16", "f16", "q8"} {
 		k, v := w.cached(form)
+		sizes := make([][]float64, a.M*a.Heads) // the same for all sets
+		for line := range sizes {
+			sizes[line] = w.sizes(form, k, v, line/a.Heads, line%a.Heads)
+		}
 		want := w.call(Portable(), form)
 		for _, set := range append(slices.Clone(sets), otherTiles()...) {
 			got := w.call(set, form)
-			for r := range a.M {
-				allowed := tolerance["Attention"](a.Pos + r + 1 - a.first(r))
-				for h := range a.Heads {
-					for d, magnitude := range w.sizes(form, k, v, r, h) {
-						column := h*a.Dim + d
-						i := r*w.ldy + column
-						if differs(got[i], want[i], allowed, magnitude) {
-							what := fmt.Sprintf("%s attention %v %s of kind %d", set.Name, a, form, x.kind)
-							t.Fatalf("%s: [%d,%d] is %v, want %v (magnitude %v)", what, r, column, got[i], want[i],
-								magnitude)
-						}
+			if len(a.NextKeys)+len(a.NextValues)+len(a.NextQueries.Data) > 0 {
+				w.sameWithoutNext(set, form, got)
+			}
+			for line, size := range sizes {
+				r, h := line/a.Heads, line%a.Heads
+				allowed := tolerance["Attention"](a.Pos + r + 1 - a.first(r) + min(1, a.Rest.Count))
+				for d, magnitude := range size {
+					column := h*a.Dim + d
+					i := r*w.ldy + column
+					if differs(got[i], want[i], allowed, magnitude) {
+						what := fmt.Sprintf("%s attention %v %s of kind %d", set.Name, a, form, x.kind)
+						t.Fatalf("%s: [%d,%d] is %v, want %v (magnitude %v)", what, r, column, got[i], want[i], magnitude)
 					}
 				}
 			}
@@ -1293,17 +1326,22 @@ func FuzzRows(f *testing.F) {
 	})
 }
 
-// Attention of any size and any bits is that of the portable set.
+// Attention of any size and any bits is that of the portable set, with a rest and without, and whatever comes next.
 func FuzzAttention(f *testing.F) {
 	sets := fuzzSets(f)
-	add := func(m, heads uint8, dim, pos, window uint16, limit, gaps, kind uint8, seed uint64, raw []byte) {
-		f.Add(m, heads, dim, pos, window, limit, gaps, kind, seed, raw)
+	add := func(m, heads uint8, dim, pos, window uint16, limit, gaps, kind uint8, seed uint64, raw []byte,
+		rest, next uint16) {
+		f.Add(m, heads, dim, pos, window, limit, gaps, kind, seed, raw, rest, next)
 	}
-	add(1, 3, 64, 130, 0, 0, 3, plain, 1, nil)
-	add(9, 1, 80, 0, 7, 30, 0, edges, 2, nil)
-	add(5, 8, 5, 300, 200, 0, 9, rawBits, 3, []byte{0, 60, 0, 188, 1})
+	add(1, 3, 64, 130, 0, 0, 3, plain, 1, nil, 0, 0)
+	add(9, 1, 80, 0, 7, 30, 0, edges, 2, nil, 0, 0)
+	add(5, 8, 5, 300, 200, 0, 9, rawBits, 3, []byte{0, 60, 0, 188, 1}, 0, 0)
+	add(1, 7, 63, 600, 0, 0, 0, plain, 4, nil, 700, 9000)     // few lines of whole blocks
+	add(12, 0, 127, 500, 130, 0, 1, plain, 5, nil, 1, 60001)  // one group of tiles
+	add(19, 9, 47, 150, 0, 0, 16, highest, 6, nil, 1999, 300) // many lines
+	add(2, 2, 40, 131, 0, 9, 0, rawBits, 7, []byte{255, 127, 1, 128, 66}, 50, 1)
 	f.Fuzz(func(t *testing.T, m, heads uint8, dim, pos, window uint16, limit, gaps, kind uint8, seed uint64,
-		raw []byte) {
+		raw []byte, rest, next uint16) {
 		a := Attention{
 			M:      int(m % 20),
 			Heads:  1 + int(heads%10),
@@ -1313,6 +1351,16 @@ func FuzzAttention(f *testing.F) {
 			Cap:    float64(limit) / 4,
 		}
 		a.Scale = 1 / math.Sqrt(float64(a.Dim))
-		twinAttention(t, sets, a, int(gaps%16), int(gaps/16), newValues(kind%(rawBits+1), seed, raw), seed%2 == 1)
+		x := newValues(kind%(rawBits+1), seed, raw)
+		if count := int(rest % 2000); count > 0 {
+			key, value := x.bounded(1, a.Dim, a.Dim, 1e3), x.bounded(1, a.Dim, a.Dim, 1e4)
+			a.Rest = Rest{Key: key, Value: value, Count: count}
+		}
+		if next > 0 { // keys and values of one size, or of different ones
+			a.NextKeys, a.NextValues = make([]byte, int(next)), make([]byte, int(next)>>(next%3))
+			stride := a.Heads*a.Dim + int(gaps%16)
+			a.NextQueries = Rows(make([]float32, int(next)%(a.M*stride+1)), stride)
+		}
+		twinAttention(t, sets, a, int(gaps%16), int(gaps/16), x, seed%2 == 1)
 	})
 }
