@@ -201,6 +201,8 @@ func (o *options) worker(ctx context.Context, t target, cache string) result {
 		// by default an interesting input is shortened for up to a minute, in which nothing is tried
 		"-test.fuzzminimizetime", "10x")
 	process.Dir = t.dir // where crashes are kept
+	// The bound is on what inputs need, not on garbage that a collector which runs seldom, as in make, leaves behind.
+	process.Env = append(os.Environ(), "GOGC=100")
 	var out bytes.Buffer
 	process.Stdout, process.Stderr = &out, &out
 	process.WaitDelay = 10 * time.Second
