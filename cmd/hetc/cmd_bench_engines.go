@@ -19,6 +19,7 @@ func newBenchEngines(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model"); err != nil {
 				return err
 			}
+			opts.Given = cmd.Flags().Changed
 			return bench.Engines(cmd.Context(), ui, &opts)
 		},
 	}

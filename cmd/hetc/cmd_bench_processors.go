@@ -25,8 +25,12 @@ func newBenchProcessors(ui *cli.Streams) *cobra.Command {
 					WithHint("a plan is measured against its processors; from a record plans for all of them are " +
 						"solved and measured")
 			}
+			if options.Plan != "" && (options.Workload != "" || options.All) {
+				return diag.New(diag.ClassUsage, "hetc bench processors: --workload and --all need --record").
+					WithHint("--plan measures one plan against each of its processors, and solves nothing")
+			}
 			if options.PromptLen < 1 || options.Gen < 1 || options.Rounds < 1 {
-				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1",
+				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want each to be at least 1",
 					options.PromptLen, options.Gen, options.Rounds)
 			}
 			if options.Record != "" {

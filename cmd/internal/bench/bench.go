@@ -26,6 +26,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 )
@@ -70,6 +71,9 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+	if err := ofThisMachine(soc); err != nil {
+		return err
+	}
 	if err := check.Plan(plan, model, soc).Err(); err != nil {
 		return err
 	}
@@ -77,7 +81,8 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	// Check this before the weights are packed, because packing is slow.
 	if need := options.PromptLen + options.Gen; need > plan.MaxContext {
 		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d",
-			options.PromptLen, options.Gen, need, plan.MaxContext)
+			options.PromptLen, options.Gen, need, plan.MaxContext).
+			WithHint("measure fewer, or solve for a workload with a larger context")
 	}
 	cal, err := bindings.ReadCalibration(options.Calibration)
 	if err != nil {
@@ -96,6 +101,18 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	return report(ui, plan, model, soc, list, options, virtual)
+}
+
+// ofThisMachine refuses the SoC file of another machine, whose predictions, bandwidths and cores are not those of this
+// one. A catalog SoC is simulated anywhere, and no SoC at all is fine.
+func ofThisMachine(soc *socs.SoC) error {
+	if soc == nil || soc.Fingerprint == "" || soc.Fingerprint == host.Fingerprint() {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "SoC %q was probed on another machine: its fingerprint is %q, this one has %q",
+		soc.Name, soc.Fingerprint, host.Fingerprint()).
+		WithHint("measure there, or make the SoC file and the record here: hetc probe, hetc profile. The cores that " +
+			"this process may use (taskset, cpuset) are part of the fingerprint")
 }
 
 // measureRounds measures all candidates in every round, in random order, so that a machine whose speed changes favours
@@ -261,6 +278,14 @@ func interleaved(rounds int) string {
 	return text
 }
 
+// msInterval writes the 95 % interval of times in ns as milliseconds, "-" where there are too few for one.
+func msInterval(times stat.Summary) string {
+	if times.N < enoughRounds {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f..%.3f", times.Low/1e6, times.High/1e6)
+}
+
 // ratioInterval writes the 95 % interval of a ratio, "-" where there are too few rounds for one.
 func ratioInterval(rounds int, low, high float64) string {
 	if rounds < enoughRounds {
@@ -418,8 +443,7 @@ func candidateRows(list []*candidate) (rows [][]string) {
 		}
 		for _, candidate := range list {
 			times, predicted := phase.of(candidate)
-			row := []string{candidate.Name, phase.name, ms(times.Median),
-				fmt.Sprintf("%s..%s", ms(times.Low), ms(times.High)), "-", "-", ratio(best, times.Median)}
+			row := []string{candidate.Name, phase.name, ms(times.Median), msInterval(times), "-", "-", ratio(best, times.Median)}
 			if predicted > 0 {
 				row[4] = ms(float64(predicted))
 				row[5] = fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/times.Median-1))

@@ -1,15 +1,59 @@
 package bench
 
 import (
+	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
 )
+
+// The SoC file of another machine is refused; a simulated one is the same everywhere.
+func TestOfThisMachine(t *testing.T) {
+	for _, test := range []struct {
+		soc  *socs.SoC
+		fits bool
+	}{
+		{soc: nil, fits: true},
+		{soc: &socs.SoC{Name: "catalog"}, fits: true},
+		{soc: &socs.SoC{Name: "here", Fingerprint: host.Fingerprint()}, fits: true},
+		{soc: &socs.SoC{Name: "there", Fingerprint: "cpu-0"}, fits: false},
+	} {
+		err := ofThisMachine(test.soc)
+		if (err == nil) != test.fits {
+			t.Errorf("%+v: got %v, want it taken %v", test.soc, err, test.fits)
+		}
+		if err != nil && (diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), `"cpu-0"`)) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// Tables have no interval of 95 % of fewer rounds than that needs.
+func TestIntervalsOfFewRounds(t *testing.T) {
+	times := stat.Summary{N: 5, Low: 1e6, High: 2e6}
+	if got := msInterval(times); got != "-" {
+		t.Errorf("5 rounds: got %s, want -", got)
+	}
+	times.N = 6
+	if got := msInterval(times); got != "1.000..2.000" {
+		t.Errorf("6 rounds: got %s", got)
+	}
+	for rounds, want := range map[int]string{5: "-", 6: "1.10..1.30"} {
+		rows := pairRows([]pair{{Low: 1.1, High: 1.3, rounds: rounds}})
+		if rows[0][3] != want {
+			t.Errorf("pairs of %d rounds: got %s, want %s", rounds, rows[0][3], want)
+		}
+	}
+}
 
 // A decoded token reads every dense matrix, and of the experts' those it is given to, in all layers.
 func TestDecodeBytes(t *testing.T) {

@@ -85,6 +85,9 @@ type EnginesModel struct {
 
 // run measures each model and reports the results.
 func (b *enginesBench) run(ctx context.Context) error {
+	if err := b.checkModels(); err != nil {
+		return err
+	}
 	done, err := b.openFolder()
 	if err != nil {
 		return err
@@ -93,12 +96,19 @@ func (b *enginesBench) run(ctx context.Context) error {
 	if err := b.findPeers(ctx); err != nil {
 		return err
 	}
+	if err := b.checkMemoryFormat(); err != nil {
+		return err
+	}
 	if err := b.checkQualityModels(); err != nil {
 		return err
 	}
 
 	list, failed := b.measureModels(ctx)
 	if len(list) == 0 {
+		if ctx.Err() != nil && b.Work != "" {
+			return diag.New(diag.ClassInterrupted, "%w", failed).
+				WithHint("the same command uses the files that are in %q already", b.Work)
+		}
 		return failed
 	}
 
@@ -112,6 +122,51 @@ func (b *enginesBench) run(ctx context.Context) error {
 				"that are there")
 	}
 	return failed
+}
+
+// checkModels opens every model and refuses those that cannot be measured, because measuring the first one takes an hour
+// before the second one is read.
+func (b *enginesBench) checkModels() error {
+	for _, path := range b.Models {
+		if err := b.checkModel(path); err != nil {
+			return fmt.Errorf("model %q: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// checkModel refuses a model without weights that all engines can start from, and tasks that are too long for it.
+func (b *enginesBench) checkModel(path string) error {
+	model, err := models.Open(path)
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+
+	// All engines quantise by themselves; weights that are quantised already would be rounded twice.
+	switch {
+	case !model.HasWeights():
+		return diag.New(diag.ClassInput, "it is a catalog entry: it has shapes and no weights").
+			WithHint("make random ones: hetc models synth %s -o DIR", path)
+	case floatType(model) == "":
+		return diag.New(diag.ClassInput, "its weights are stored as %v: other engines start from float weights",
+			model.StoredTypes())
+	}
+	if what, need := b.longest(); need > model.MaxContext {
+		return usage("%s needs a context of %d tokens, and the model has %d", what, need, model.MaxContext).
+			WithHint("measure at most as many with --prompt-len, and with --depth and --gen together")
+	}
+	return nil
+}
+
+// longest returns the measured task that needs the largest context, and how many tokens that is.
+func (b *enginesBench) longest() (what engines.Task, tokens int) {
+	for _, task := range b.tasks() {
+		if need := task.Start + task.Prompt + task.Depth + task.Gen; need > tokens {
+			what, tokens = task, need
+		}
+	}
+	return what, tokens
 }
 
 // checkQualityModels opens every model that --text needs, because measuring takes an hour before the text is read.
@@ -241,11 +296,6 @@ func (b *enginesBench) model(
 		return measured, err
 	}
 	defer model.Close()
-	if !model.HasWeights() {
-		return measured, diag.New(diag.ClassInput, "it is a catalog entry: it has shapes and no weights").
-			WithHint("make random ones: hetc models synth %s -o DIR", path)
-	}
-
 	measured.Name, measured.Parameters = untakenName(model.Name, taken), model.Parameters()
 	dir := filepath.Join(b.dir, measured.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -265,14 +315,12 @@ func (b *enginesBench) model(
 		return measured, err
 	}
 
-	measured.Plans, measured.Digest = []enginesPlan{first}, plan.Model.Digest
-
-	// All engines quantise by themselves; weights that are quantised already would be rounded twice.
-	measured.Stored = string(floatType(model))
-	if measured.Stored == "" {
-		return measured, diag.New(diag.ClassInput,
-			"its weights are stored as %v: other engines start from float weights", model.StoredTypes())
+	if err := b.tryPlan(ctx, dir, &first); err != nil {
+		return measured, err
 	}
+
+	measured.Plans, measured.Digest = []enginesPlan{first}, plan.Model.Digest
+	measured.Stored = string(floatType(model))
 	peers, err := b.peersFor(ctx, dir, path, model, &measured)
 	if err != nil {
 		return measured, err
@@ -330,11 +378,8 @@ func (b *enginesBench) play(
 	ctx context.Context, dir string, measured *EnginesModel, peers []engines.Engine,
 ) (*engines.Result, error) {
 	var all []engines.Engine
-	for _, plan := range measured.Plans {
-		all = append(all, &engines.Hetc{
-			Program: b.self, Bundle: plan.bundle, Trust: filepath.Join(dir, "local.pub"),
-			Of: plan.Form, Kernels: host.Kernels(), Release: cli.Version,
-		})
+	for i := range measured.Plans {
+		all = append(all, b.hetc(dir, &measured.Plans[i]))
 	}
 
 	const patience = time.Minute // to wait for cores that other processes use
@@ -405,6 +450,9 @@ func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, erro
 
 	const most = time.Hour
 	done, err := engines.Run(ctx, engines.Limits{Cores: b.Cores, Time: most}, b.self, args...)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("hetc %s: %w", args[0], ctx.Err())
+	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
 		return done.Out, err

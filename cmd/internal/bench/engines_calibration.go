@@ -39,7 +39,7 @@ func (b *enginesBench) calibrate(ctx context.Context, path string) error {
 	if err := wholefile.Write(text, rest); err != nil {
 		return err
 	}
-	err = b.unlessDone(out, model.Dir, text, func() error {
+	err = b.unlessDone([]string{out}, model.Dir, []string{text}, func() error {
 		return b.step(ctx, "calibrate", "--model", model.Dir, "--text", text, "--schemes", string(op.A8TQ4B128),
 			"--no-folds", "-o", out)
 	})

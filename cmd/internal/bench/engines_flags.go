@@ -35,6 +35,8 @@ type EnginesOptions struct {
 	Work                         string // folder that keeps the files of all steps
 	Out, Markdown                string
 	Budget, ProfileBudget, Limit string // times
+
+	Given func(flag string) bool // whether the command line has the flag; nil: it has none
 }
 
 // validate checks all flags first, because measuring takes an hour.
@@ -44,7 +46,7 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 	// Later checks rely on lists that are not empty, which checkNumbers makes sure of.
 	checks := []func() error{
 		o.checkNumbers, o.checkFormats, o.checkPeers, o.checkPrompts, o.checkCores, o.checkCombinations,
-		bench.readMemory, bench.readTimes, o.checkFiles,
+		o.checkEffects, bench.readMemory, bench.readTimes, o.checkFiles,
 	}
 	for _, check := range checks {
 		if err := check(); err != nil {
@@ -78,8 +80,9 @@ func (o *EnginesOptions) checkNumbers() error {
 		}
 	}
 
-	if !(o.MaxOthers >= 0) {
-		return usage("--max-others %v: want 0 or more", o.MaxOthers)
+	const mostCores = 1 << 16
+	if !(o.MaxOthers >= 0 && o.MaxOthers <= mostCores) {
+		return usage("--max-others %v: want a number of cores, 0 or more", o.MaxOthers)
 	}
 
 	if err := o.checkFinalists(); err != nil {
@@ -175,6 +178,23 @@ func (o *EnginesOptions) checkCombinations() error {
 		return usage("--quality-model needs --text")
 	}
 	return nil
+}
+
+// checkEffects refuses flags that change nothing beside the others.
+func (o *EnginesOptions) checkEffects() error {
+	given := func(flag string) bool { return o.Given != nil && o.Given(flag) }
+	switch {
+	case given("profile-budget") && o.Plan != "":
+		return usage("--profile-budget is the time to measure operators for a plan, and --plan gives one").
+			WithHint("leave one of them out")
+	case given("formats") && len(o.Peers) > 0 && !slices.Contains(o.Peers, engines.LlamaCppName):
+		return usage("--formats are those of llama.cpp, and --peers %s leaves it out", strings.Join(o.Peers, ",")).
+			WithHint("leave --formats out, or add llama.cpp to --peers")
+	case o.Budget != "" && o.Rounds == 1:
+		return usage("--budget bounds the rounds after the first one, and --rounds 1 has none").
+			WithHint("leave --budget out, or give more rounds")
+	}
+	return noRepeats("model", o.Models)
 }
 
 // readMemory parses --max-memory: a size, or a format whose peak memory is the bound.

@@ -1,13 +1,8 @@
 package bench
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -18,7 +13,6 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -41,10 +35,7 @@ type enginesPlan struct {
 // firstPlan returns the plan of --plan, checked, or solves one from measurements of this machine.
 func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*planir.Plan, error) {
 	if b.Plan != "" {
-		if err := b.step(ctx, "check", b.Plan, "--soc", b.SoC, "--model", model); err != nil {
-			return nil, err
-		}
-		return plantext.Read(b.Plan)
+		return b.givenPlan(ctx, model)
 	}
 
 	workloadFile := filepath.Join(dir, "workload.yaml")
@@ -59,6 +50,46 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 		return nil, err
 	}
 	return plantext.Read(out)
+}
+
+// givenPlan returns the plan of --plan if it fits the SoC, the model and the measured tasks.
+func (b *enginesBench) givenPlan(ctx context.Context, model string) (*planir.Plan, error) {
+	if err := b.step(ctx, "check", b.Plan, "--soc", b.SoC, "--model", model); err != nil {
+		return nil, err
+	}
+	plan, err := plantext.Read(b.Plan)
+	if err != nil {
+		return nil, err
+	}
+	if what, need := b.longest(); need > plan.MaxContext {
+		return nil, usage("%s needs a context of %d tokens, and plan %q has %d", what, need, b.Plan, plan.MaxContext).
+			WithHint("measure fewer, or solve for a workload with a larger context")
+	}
+	return plan, nil
+}
+
+// tryPlan executes a given plan once, before other engines convert the model: it may have been made for another machine,
+// for other cores, or for a simulated SoC.
+func (b *enginesBench) tryPlan(ctx context.Context, dir string, made *enginesPlan) error {
+	if b.Plan == "" {
+		return nil
+	}
+	engine, task := b.hetc(dir, made), engines.Task{Depth: 1, Gen: 1, Reps: 1}
+	_, args := engine.Command(task, len(b.Cores))
+	out, err := b.output(ctx, args...)
+	if err != nil {
+		return err
+	}
+	_, err = engine.Parse(task, len(b.Cores), out, nil)
+	return err
+}
+
+// hetc returns the engine that executes a plan's bundle.
+func (b *enginesBench) hetc(dir string, made *enginesPlan) *engines.Hetc {
+	return &engines.Hetc{
+		Program: b.self, Bundle: made.bundle, Trust: filepath.Join(dir, "local.pub"),
+		Of: made.Form, Kernels: host.Kernels(), Release: cli.Version,
+	}
 }
 
 // solve returns the command line of hetc solve with the files of a folder.
@@ -152,63 +183,13 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 		return err
 	}
 
-	return b.unlessDone(records, model, workloadFile, func() error {
+	return b.unlessDone([]string{records, soc}, model, []string{workloadFile}, func() error {
 		if err := b.step(ctx, "probe", "--force", "-o", soc); err != nil {
 			return err
 		}
 		return b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", workloadFile,
 			"--budget", b.profile.String(), "-o", records)
 	})
-}
-
-// unlessDone has work write the file at out from a model and another input, unless the same program did so in this
-// folder. A stamp beside out says from what it was written.
-func (b *enginesBench) unlessDone(out, model, input string, work func() error) error {
-	stamp, err := b.stamp(model, input)
-	if err != nil {
-		return err
-	}
-
-	stampFile := out + ".stamp"
-	const mostBytes = 1 << 16
-	old, err := wholefile.Read(stampFile, mostBytes)
-	if err == nil && bytes.Equal(old, stamp) {
-		b.s.Notef("%s: used as it is: the same program has measured the same", out)
-		return nil
-	}
-
-	for _, path := range []string{stampFile, out} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return ioError(err)
-		}
-	}
-	if err := work(); err != nil {
-		return err
-	}
-
-	// The stamp is written last, so that what was cut short is measured anew.
-	return wholefile.Write(stampFile, stamp)
-}
-
-// stamp identifies the program, model, input, cores, kernels and budget that something was measured with.
-func (b *enginesBench) stamp(model, input string) ([]byte, error) {
-	// Another build may have other kernels, so the program's own bytes are part of the stamp.
-	program, err := os.ReadFile(b.self)
-	if err != nil {
-		return nil, ioError(err)
-	}
-
-	const mostBytes = 1 << 30
-	text, err := wholefile.Read(input, mostBytes)
-	if err != nil {
-		return nil, err
-	}
-	model, err = filepath.Abs(model)
-	if err != nil {
-		return nil, err
-	}
-	return fmt.Appendf(nil, "program %x\nmodel %s\ninput %x\ncores %v\nkernels %s\nbudget %v\n",
-		sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
 }
 
 // notBounded lists the classes of errors that leave out only the plan within --max-memory: no plan keeps the bound, or
@@ -270,12 +251,24 @@ func (b *enginesBench) peakOf(ctx context.Context, format string, peers []engine
 	return peak, nil
 }
 
+// checkMemoryFormat refuses a format of --max-memory without the engine that has it, before anything is measured.
+func (b *enginesBench) checkMemoryFormat() error {
+	if b.maxFormat == "" || slices.ContainsFunc(b.peers, isLlama) {
+		return nil
+	}
+	return b.noFormat(b.maxFormat)
+}
+
+// isLlama reports whether an engine is llama.cpp.
+func isLlama(other peer) bool {
+	_, is := other.(*llamaPeer)
+	return is
+}
+
 // noFormat says why the format of --max-memory cannot be measured.
 func (b *enginesBench) noFormat(format string) error {
-	for _, other := range b.peers {
-		if _, installed := other.(*llamaPeer); installed {
-			return diag.New(diag.ClassRun, "--max-memory %s: llama.cpp does not have the model in that format", format)
-		}
+	if slices.ContainsFunc(b.peers, isLlama) {
+		return diag.New(diag.ClassRun, "--max-memory %s: llama.cpp does not have the model in that format", format)
 	}
 	return diag.New(diag.ClassUnavailable, "--max-memory %s needs llama.cpp", format).
 		WithHint("make deps-bench builds it; or give a size")
@@ -313,37 +306,44 @@ func (b *enginesBench) limitedPlan(
 	return made, err
 }
 
-// bundle emits a plan of which the file is dir/name.yaml, unless its bundle exists.
+// bundle emits a plan of which the file is dir/name.yaml, unless this program has emitted it before.
 func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solved *planir.Plan) (enginesPlan, error) {
 	made := describePlan(solved)
 	made.Form, made.name, made.bundle = name, name, filepath.Join(dir, name+".hetb")
-	code, err := planir.Encode(solved)
+	digest, err := planir.Digest(solved)
 	if err != nil {
 		return made, err
 	}
-	made.Digest, err = planir.Digest(solved)
-	if err != nil {
-		return made, err
-	}
+	made.Digest = digest
 
 	// The key signs for this run only; the measured process trusts its public part.
 	key := filepath.Join(dir, "local")
-	if _, err := os.Stat(key + ".key"); err != nil {
-		if err := b.step(ctx, "keygen", "--out", key); err != nil {
+	if !exist(key+".key", key+".pub") {
+		if err := b.newKey(ctx, key); err != nil {
 			return made, err
 		}
-	}
-
-	if emitted(made.bundle, sha256.Sum256(code)) {
-		return made, nil
 	}
 
 	plan, soc := filepath.Join(dir, name+".yaml"), filepath.Join(dir, "soc.yaml")
 	if b.Plan != "" {
 		plan, soc = b.Plan, b.SoC
 	}
-	emit := append([]string{"emit", "--plan", plan, "--model", model, "--soc", soc}, b.withCalibration()...)
-	return made, b.step(ctx, append(emit, "--key", key+".key", "-o", made.bundle)...)
+	from := []string{plan, key + ".pub"}
+	if b.calibration != "" {
+		from = append(from, b.calibration)
+	}
+	return made, b.unlessDone([]string{made.bundle}, model, from, func() error {
+		emit := append([]string{"emit", "--plan", plan, "--model", model, "--soc", soc}, b.withCalibration()...)
+		return b.step(ctx, append(emit, "--key", key+".key", "-o", made.bundle)...)
+	})
+}
+
+// newKey makes a key and its public part. One of them may be there without the other.
+func (b *enginesBench) newKey(ctx context.Context, path string) error {
+	if err := remove(path+".key", path+".pub"); err != nil {
+		return err
+	}
+	return b.step(ctx, "keygen", "--out", path)
 }
 
 // describePlan returns a plan with its schemes, sizes and predicted memory.
@@ -366,18 +366,4 @@ func describePlan(solved *planir.Plan) enginesPlan {
 		described.Predicted = solved.Memory.Total
 	}
 	return described
-}
-
-// emitted reports whether a bundle exists that this version has written from the plan with the given digest.
-func emitted(path string, plan [sha256.Size]byte) bool {
-	unverified, err := bundle.Inspect(path)
-	if err != nil || unverified.Manifest.Toolchain.Hetc != cli.Version {
-		return false
-	}
-	for _, blob := range unverified.Manifest.Blobs {
-		if blob.Name == "plan" && blob.SHA256 == plan {
-			return true
-		}
-	}
-	return false
 }

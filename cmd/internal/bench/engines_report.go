@@ -2,6 +2,7 @@ package bench
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -409,20 +410,21 @@ func (b *enginesBench) report(list []EnginesModel) error {
 	for i := range list {
 		b.show(out, env, &list[i])
 	}
-	if b.Markdown != "" {
-		if err := wholefile.Write(b.Markdown, []byte(out.md.String())); err != nil {
-			return err
-		}
-	}
+	// A file that cannot be written takes nothing along that can.
+	return errors.Join(b.writeFiles(out.md.String(), doc), b.s.Result(doc))
+}
 
-	if b.Out != "" {
-		text, err := json.MarshalIndent(doc, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := wholefile.Write(b.Out, append(text, '\n')); err != nil {
-			return err
-		}
+// writeFiles writes the tables and the document to the files that the flags name.
+func (b *enginesBench) writeFiles(tables string, doc map[string]any) (err error) {
+	if b.Markdown != "" {
+		err = wholefile.Write(b.Markdown, []byte(tables))
 	}
-	return b.s.Result(doc)
+	if b.Out == "" {
+		return err
+	}
+	text, failed := json.MarshalIndent(doc, "", "  ")
+	if failed == nil {
+		failed = wholefile.Write(b.Out, append(text, '\n'))
+	}
+	return errors.Join(err, failed)
 }

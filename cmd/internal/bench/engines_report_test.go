@@ -106,6 +106,29 @@ func TestSpeedsOfFewProcesses(t *testing.T) {
 	}
 }
 
+// A file that cannot be written keeps neither the other one nor the result from being written.
+func TestWriteFilesOfAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	b := &enginesBench{EnginesOptions: &EnginesOptions{
+		Markdown: filepath.Join(dir, "gone", "table.md"), Out: filepath.Join(dir, "bench.json"), Cores: []int{0},
+	}}
+	var printed bytes.Buffer
+	b.s = &cli.Streams{Out: &printed, Err: io.Discard, JSON: true}
+
+	err := b.report(nil)
+
+	if diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), "table.md") {
+		t.Errorf("got %v, want an error about the Markdown file", err)
+	}
+	text, err := os.ReadFile(b.Out)
+	if err != nil || !strings.Contains(string(text), `"models"`) {
+		t.Errorf("the JSON file has %q, %v", text, err)
+	}
+	if !strings.Contains(printed.String(), `"models"`) {
+		t.Errorf("printed %q", printed.String())
+	}
+}
+
 // A fastest form that failed after its first process has one round, and the table says so.
 func TestStandingOfOneRound(t *testing.T) {
 	task := engines.Task{Prompt: 8, Reps: 1}

@@ -92,6 +92,9 @@ func (o *Options) open() (*inputs, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := ofThisMachine(soc); err != nil {
+		return nil, err
+	}
 	workload, err := measure.ReadWorkload(o.Workload)
 	if err != nil {
 		return nil, err

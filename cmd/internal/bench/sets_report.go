@@ -29,8 +29,7 @@ func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 	var rows [][]string
 	for _, candidate := range list {
 		summary, _, predicted := candidate.of(phase)
-		row := []string{candidate.Name, fmt.Sprintf("%.3f", summary.Median/1e6),
-			fmt.Sprintf("%.3f..%.3f", summary.Low/1e6, summary.High/1e6), "-", "-", ratio(fastest, summary.Median)}
+		row := []string{candidate.Name, fmt.Sprintf("%.3f", summary.Median/1e6), msInterval(summary), "-", "-", ratio(fastest, summary.Median)}
 		if predicted > 0 {
 			row[3] = fmt.Sprintf("%.3f", float64(predicted)/1e6)
 			row[4] = fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/summary.Median-1))
@@ -172,6 +171,8 @@ type pair struct {
 	Ideal      float64 `json:"ideal"`      // (r1+r2)/max(r1,r2) of the processors alone
 	Contention float64 `json:"contention"` // joint over separate rates of halves of the products, from the profile
 	Share      float64 `json:"share"`      // speedup / (ideal * contention)
+
+	rounds int
 }
 
 // showPairs prints the speed-up of pairs of processors over their better one, beside the speed-up that their separate
@@ -243,7 +244,7 @@ func pairOf(joint, left, right *candidate, phase string) (found pair, ok bool) {
 	}
 	return pair{
 		Processors: joint.Name, Phase: phase, Speedup: speedup.Median, Low: speedup.Low, High: speedup.High,
-		Ideal: stat.Median(ideals),
+		Ideal: stat.Median(ideals), rounds: speedup.N,
 	}, true
 }
 
@@ -251,7 +252,7 @@ func pairOf(joint, left, right *candidate, phase string) (found pair, ok bool) {
 func pairRows(pairs []pair) (rows [][]string) {
 	for _, found := range pairs {
 		row := []string{found.Processors, found.Phase, fmt.Sprintf("%.2f", found.Speedup),
-			fmt.Sprintf("%.2f..%.2f", found.Low, found.High), fmt.Sprintf("%.2f", found.Ideal), "-", "-"}
+			ratioInterval(found.rounds, found.Low, found.High), fmt.Sprintf("%.2f", found.Ideal), "-", "-"}
 		if found.Contention > 0 {
 			row[5], row[6] = fmt.Sprintf("%.2f", found.Contention), fmt.Sprintf("%.2f", found.Share)
 		}
@@ -319,8 +320,12 @@ func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
 			continue
 		}
 		doc = append(doc, comparison{phase, best.Name, summary.Median, summary.Low, summary.High})
-		ui.Printf("%s: the plan solved from the profile takes %.2f (%.2f..%.2f) of the time of the best of the "+
-			"others, %s\n", phase, summary.Median, summary.Low, summary.High, best.Name)
+		bounds := ""
+		if summary.N >= enoughRounds {
+			bounds = fmt.Sprintf(" (%.2f..%.2f)", summary.Low, summary.High)
+		}
+		ui.Printf("%s: the plan solved from the profile takes %.2f%s of the time of the best of the others, %s\n",
+			phase, summary.Median, bounds, best.Name)
 	}
 	return doc
 }
