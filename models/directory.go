@@ -106,7 +106,7 @@ func openDir(dir string) (model *Model, err error) {
 	if err != nil {
 		return nil, err
 	}
-	model.Dir, model.Name, model.config = dir, filepath.Base(abs), cfg.keys
+	model.Dir, model.Name, model.config = dir, nameOf(abs), cfg.keys
 	model.graph = decoderGraph(model)
 	opened = model
 	// Only now are tensors looked at: they may say that the head is not tied.
@@ -127,6 +127,10 @@ func openDir(dir string) (model *Model, err error) {
 	}
 	return model, model.checkWholeUse(stored)
 }
+
+// nameOf returns what a model at path is called: the last part of the path, with U+FFFD for bytes that are no UTF-8.
+// Plans hold the name as text.
+func nameOf(path string) string { return strings.ToValidUTF8(filepath.Base(path), "\uFFFD") }
 
 // openGGUF opens a GGUF file, which says and holds what a directory does.
 func openGGUF(path string) (model *Model, err error) {
@@ -152,7 +156,7 @@ func openGGUF(path string) (model *Model, err error) {
 		return nil, err
 	}
 	model.unread, model.config = append(model.unread, stored.Unread...), stored.Config
-	model.Dir, model.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
+	model.Dir, model.Name = path, strings.TrimSuffix(nameOf(path), ".gguf")
 	model.files, model.gguf = []io.Closer{file}, file
 	model.graph = decoderGraph(model)
 	err = model.bindTensors(slices.Sorted(maps.Keys(stored.Tensors)), func(name string) (Tensor, string, bool) {

@@ -201,6 +201,20 @@ func TestUnknownNamesGetASuggestion(t *testing.T) {
 	}
 }
 
+// A plan holds the name of its model as text. A path may hold any bytes.
+func TestNameOfNoText(t *testing.T) {
+	for path, want := range map[string]string{
+		"/models/llama":        "llama",
+		"/models/модель ☃":     "модель ☃",
+		"/models/m\xff":        "m\uFFFD",
+		"/models/m\xff\xfe.xy": "m\uFFFD.xy",
+	} {
+		if got := nameOf(path); got != want {
+			t.Errorf("name of %q: got %q, want %q", path, got, want)
+		}
+	}
+}
+
 // copyModel makes a directory of the demo model's files whose files a test may change.
 func copyModel(t testing.TB) string {
 	t.Helper()

@@ -192,7 +192,8 @@ func (in *Input) density() (*attention, error) {
 		return nil, diag.New(diag.ClassInput,
 			"solve: %s has attention %q, and no calibration says how heads are rounded and "+
 				"what they need", want.Title(), want.Attention).
-			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
+			WithHint("measure it with hetc calibrate --attention --model DIR --text FILE -o cal.yaml, " +
+				"and give it with --calibration cal.yaml")
 	}
 
 	measured, limit := in.Calibration.Attention, want.Quality.MaxKL.Prefill

@@ -94,7 +94,8 @@ func unknownDecision(plan *planir.Plan, node string, rows int) error {
 		}
 	}
 	if have != nil {
-		return diag.New(diag.ClassUsage, "explain %q at %d rows: the plan decides it at %v", node, rows, have)
+		return diag.New(diag.ClassUsage, "explain %q at %d rows: the plan decides it at %v", node, rows, have).
+			WithHint("name one of these numbers, as in %s@%d", node, have[0])
 	}
 	return diag.New(diag.ClassUsage, "explain %q: the plan has no such operator", node).
 		WithHint("%s", diag.DidYouMean(node, nodes))

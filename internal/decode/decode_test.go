@@ -179,8 +179,8 @@ func TestMistakes(t *testing.T) {
 		{"deep JSON", `{"a": ` + deep + "}", "f:1: decode.syntax: nested deeper than 64 levels", ""},
 		{"alias bomb", bomb, "decode.syntax: more than 1048576 values", ""},
 		{"not UTF-8", "a: 1\nb: \xff\n", "f:2: decode.syntax: not valid UTF-8", ""},
-		{"a bundle", "\x89HETB\r\n\x1a\x01", `f:1: decode.syntax: document is a bundle, want YAML or JSON`, ""},
-		{"a public key", "-----BEGIN PUBLIC KEY-----\nMCow\n", `f:1: decode.syntax: document is a public key or certificate, want YAML or JSON`, ""},
+		{"a bundle", "\x89HETB\r\n\x1a\x01", `f:1: decode.syntax: document is a bundle, want YAML or JSON`, "give the file that the bundle was made from; hetc inspect shows what a bundle holds"},
+		{"a public key", "-----BEGIN PUBLIC KEY-----\nMCow\n", `f:1: decode.syntax: document is a public key or certificate, want YAML or JSON`, "keys go with --key (NAME.key) and --trust (NAME.pub)"},
 		{"JSON duplicate", "{\"name\": \"a\",\n\"name\": \"b\"}", `f:2: decode.syntax: key "name" appears twice, first in line 1`, ""},
 	}
 	for _, tt := range tests {

@@ -88,8 +88,8 @@ func ParseJSON(name string, line int, data []byte) (*Document, error) {
 // parse checks what both formats must have: a size within bounds and valid UTF-8.
 func parse(name string, line int, data []byte, asJSON bool, most int) (*Document, error) {
 	in := &parser{name: name, first: line}
-	if what := foreign(data); what != "" {
-		return nil, in.fail(line, "document is %s, want YAML or JSON", what)
+	if what, where := foreign(data); what != "" {
+		return nil, in.fail(line, "document is %s, want YAML or JSON", what).WithHint("%s", where)
 	}
 	if len(data) > most {
 		return nil, in.fail(line, "document is larger than %d MiB", most>>20)
@@ -111,18 +111,19 @@ func parse(name string, line int, data []byte, asJSON bool, most int) (*Document
 	return &Document{name: name, root: root}, nil
 }
 
-// foreign names a file of another form, "" where the data may be a document. It is refused before it is parsed: a
-// message that quotes the text of a document must not quote a private key.
-func foreign(data []byte) string {
+// foreign names a file of another form, "" where the data may be a document, and where such a file belongs. It is refused
+// before it is parsed: a message that quotes the text of a document must not quote a private key.
+func foreign(data []byte) (what, where string) {
+	const keys = "keys go with --key (NAME.key) and --trust (NAME.pub)"
 	switch first, _, _ := bytes.Cut(data, []byte("\n")); {
 	case bytes.HasPrefix(first, []byte("\x89HETB")):
-		return "a bundle"
+		return "a bundle", "give the file that the bundle was made from; hetc inspect shows what a bundle holds"
 	case !bytes.HasPrefix(bytes.TrimSpace(first), []byte("-----BEGIN ")):
-		return ""
+		return "", ""
 	case bytes.Contains(first, []byte("PRIVATE KEY")):
-		return "a private key"
+		return "a private key", keys
 	}
-	return "a public key or certificate"
+	return "a public key or certificate", keys
 }
 
 // invalidLine returns how many lines come before the first byte that is not UTF-8.

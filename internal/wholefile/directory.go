@@ -2,6 +2,7 @@ package wholefile
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,11 +17,15 @@ func WritableDirectory(path string) error {
 		return diag.New(diag.ClassUsage, "write %q: standard output is no directory", path).
 			WithHint("name a directory; ./- is one of that name")
 	}
-	if st, err := os.Stat(path); err == nil && !st.IsDir() {
-		return diag.New(diag.ClassIO, "write %q: it is there and no directory", path).
-			WithHint("remove it, or give another name")
+	st, err := os.Stat(path)
+	switch {
+	case err != nil || st.IsDir():
+		return nil
+	case !st.Mode().IsRegular(): // nobody should remove /dev/null
+		return diag.New(diag.ClassIO, "write %q: %s, want a directory", path, kind(st.Mode())).WithHint("name a directory")
 	}
-	return nil
+	return diag.New(diag.ClassIO, "write %q: it is there and no directory", path).
+		WithHint("remove it, or give another name")
 }
 
 // Directory makes the directory at path, and those above it, with the files that fill writes into another one. That one
@@ -47,7 +52,7 @@ func Directory(path string, fill func(dir string) error) error {
 	}
 	temp, err := os.MkdirTemp(parent, "."+stem(target)+".*")
 	if err != nil {
-		return err
+		return fmt.Errorf("write %q: %w", path, bare(err)) // the user knows nothing of the temporary name
 	}
 	defer os.RemoveAll(temp)
 	whole := filepath.Join(temp, "whole")

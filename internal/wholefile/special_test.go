@@ -3,9 +3,11 @@
 package wholefile
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,8 +39,38 @@ func TestSpecialFiles(t *testing.T) {
 		if diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), want) {
 			t.Errorf("write %s: got %v, want %q", path, err, want)
 		}
+		err = WritableDirectory(path)
+		if hints := diag.HintsOf(err); diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), want) ||
+			!slices.Equal(hints, []string{"name a directory"}) {
+			t.Errorf("directory %s: got %v with hints %q, want %q and to name a directory", path, err, hints, want)
+		}
 		if after := typeOf(t, path); after != before {
 			t.Errorf("%s was replaced: %v, before %v", path, after, before)
+		}
+	}
+}
+
+// /dev/stdout may be a pipe, by a link to no path. Whoever is told to remove a link that leads nowhere removes
+// /dev/stdout.
+func TestLinkToPipe(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	defer writer.Close()
+
+	path := fmt.Sprintf("/proc/self/fd/%d", writer.Fd())
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("this system has no such links: %v", err)
+	}
+	link := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{path, link} {
+		if _, err := Target(path); diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), "it is a pipe") {
+			t.Errorf("write %s: got %v, want that it is a pipe", path, err)
 		}
 	}
 }

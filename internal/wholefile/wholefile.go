@@ -126,6 +126,13 @@ func Target(path string) (string, error) {
 		return "", diag.New(diag.ClassUsage, "write %q: standard output is no file", path).
 			WithHint("name a file; ./- is one of that name")
 	}
+	// What a link leads to is asked of the system first: the links of /proc/self/fd, such as /dev/stdout, lead to pipes
+	// that have no path.
+	st, missing := os.Stat(path)
+	if missing == nil && !st.Mode().IsRegular() {
+		return "", diag.New(diag.ClassIO, "write %q: %s, want a file", path, kind(st.Mode())).WithHint("name a file")
+	}
+
 	target := path
 	if st, err := os.Lstat(path); err == nil && st.Mode()&fs.ModeSymlink != 0 {
 		if target, err = filepath.EvalSymlinks(path); err != nil {
@@ -133,13 +140,7 @@ func Target(path string) (string, error) {
 				WithHint("remove the link, or name another file")
 		}
 	}
-	st, err := os.Stat(target)
-	switch {
-	case err != nil:
-		return target, nil
-	case !st.Mode().IsRegular():
-		return "", diag.New(diag.ClassIO, "write %q: %s, want a file", path, kind(st.Mode())).WithHint("name a file")
-	case isPrivateKey(target):
+	if missing == nil && isPrivateKey(target) {
 		return "", diag.New(diag.ClassIO, "write %q: it is a private key, which is never replaced", path).
 			WithHint("name another file")
 	}

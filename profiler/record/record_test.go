@@ -224,6 +224,27 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// What the hints say can be done: records that were joined have measurements twice, and no header can be made up.
+func TestHintsOfHeaders(t *testing.T) {
+	head, err := encode(header())
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := encode(measurement(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		string(line): "a record begins with a line that says which machine it is about",
+		string(head) + string(line) + string(head): "measure what it lacks with hetc profile --resume -o \"r\"",
+	} {
+		_, err := Read("r", strings.NewReader(text))
+		if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], want) {
+			t.Errorf("got %v with hints %q, want %q", err, hints, want)
+		}
+	}
+}
+
 func TestWriterRefuses(t *testing.T) {
 	path := create(t, 1)
 	if _, err := Create(path, header()); err == nil || len(diag.HintsOf(err)) == 0 {
