@@ -342,7 +342,7 @@ var brokenInputs = []broken{
 	{name: "no key", args: "hetc emit --plan $A/plan.yaml --model $M -o x.hetb", code: 2, want: `no signing key`, hint: `hetc keygen --out NAME`},
 	{name: "product that no bundle can state", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.key --product MyApp -o x.hetb", code: 3, want: `a bundle cannot state this: product: name "MyApp" holds 'M', want only a-z`, hint: `.`},
 	{name: "security version that no bundle can state", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.key --security-version -1 -o x.hetb", code: 3, want: `a bundle cannot state this: security_version: number -1, want 0 to`, hint: `.`},
-	{name: "token outside the vocabulary", args: runA + "--tokens 1,99999", code: 3, want: `token 1 is id 99999, want 0..2047`, hint: `.`},
+	{name: "token outside the vocabulary", args: runA + "--tokens 1,99999", code: 3, want: `token 1 is id 99999, want 0..2047`, hint: `ids are those of the model's tokenizer`},
 	{name: "prompt without end", args: runA + "--prompt-file /dev/zero", code: 3, want: `/dev/zero": it is a device`, hint: `into a file first`},
 
 	// Pipes never block

@@ -145,7 +145,8 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 	vocab := int32(m.Vocabulary())
 	for i, token := range tokens {
 		if token < 0 || token >= vocab {
-			return diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, token, vocab-1)
+			return diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, token, vocab-1).
+				WithHint("ids are those of the model's tokenizer")
 		}
 	}
 	return nil

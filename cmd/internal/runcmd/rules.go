@@ -102,6 +102,7 @@ var uses = slices.Concat(
 		hint:    "leave them out, and generate at least one token",
 	}},
 	forGenerating("max-tokens", "temperature", "top-k", "top-p", "seed"),
+	forSampling("top-k", "top-p", "seed"),
 )
 
 // atLeast returns the rule that a flag is not below a value.
@@ -134,6 +135,22 @@ func forGenerating(flags ...string) (out []rule) {
 			message: "--%s cannot be combined with --bench or --dump-logits: they generate no text",
 			values:  func(*commandLine) []any { return []any{flag} },
 			hint:    "leave it out, or run them separately",
+		})
+	}
+	return out
+}
+
+// forSampling returns the rules that flags come with a temperature, without which the likeliest token is taken. A
+// temperature of 0 that is given may be a script's.
+func forSampling(flags ...string) (out []rule) {
+	for _, flag := range flags {
+		out = append(out, rule{
+			broken: func(l *commandLine) bool {
+				return l.given(flag) && l.sampler.Temperature == 0 && !l.given("temperature")
+			},
+			message: "--%s needs --temperature: without it the likeliest token is taken, and none is drawn",
+			values:  func(*commandLine) []any { return []any{flag} },
+			hint:    "add --temperature 0.8 or another one, or leave it out",
 		})
 	}
 	return out

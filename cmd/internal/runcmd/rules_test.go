@@ -30,6 +30,8 @@ func TestRules(t *testing.T) {
 		{"no rounds", "prompt", func(o *options) { o.prompt, o.rounds = "a", 0 }, "--rounds 0: want at least 1"},
 		{"rounds of nothing", "prompt rounds", func(o *options) { o.prompt = "a" }, "--rounds needs --bench"},
 		{"a seed of a benchmark", "seed", func(o *options) { o.bench = true }, "--seed cannot be combined with --bench"},
+		{"a draw without a temperature", "prompt top-p", func(o *options) { o.prompt, o.sampler.TopP = "a", 0.9 },
+			"--top-p needs --temperature"},
 		{"figures of a check", "prompt", func(o *options) { o.prompt, o.stats, o.check = "a", true, true },
 			"--stats cannot be combined with --bench"},
 	} {
@@ -41,5 +43,15 @@ func TestRules(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// A script that always gives a temperature may give 0, whatever else it gives.
+func TestZeroTemperatureThatIsGiven(t *testing.T) {
+	o := &options{maxTokens: 64, promptLen: 256, gen: 32, rounds: 5, deadline: time.Minute, prompt: "a"}
+	o.sampler.TopP = 0.9
+	given := []string{"prompt", "top-p", "temperature"}
+	if err := o.validate(func(flag string) bool { return slices.Contains(given, flag) }); err != nil {
+		t.Error(err)
 	}
 }
