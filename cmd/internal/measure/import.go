@@ -130,10 +130,10 @@ func (o *ImportOptions) readValues(mapping *imported.Mapping) error {
 // held returns the share of operators to hold out, false where no flag asks for it.
 func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 	heldOut, sample := c.Flags().Changed("held-out"), c.Flags().Changed("sample")
-	share := o.HeldOut
+	share, flag, given := o.HeldOut, "held-out", o.HeldOut
 	if sample {
 		// --sample says what is fitted, --held-out the rest.
-		share = 1 - o.Sample
+		share, flag, given = 1-o.Sample, "sample", o.Sample
 	}
 	switch {
 	case heldOut && sample:
@@ -143,7 +143,8 @@ func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 		return 0, false, nil
 	case !(share > 0 && share < 1):
 		return 0, false, diag.New(diag.ClassUsage,
-			"import: %v %% of the operators held out, want more than 0 and less than 100", 100*share)
+			"import: --%s %v: want a share of the operators, more than 0 and less than 1", flag, given).
+			WithHint("--sample 0.15 fits 15 %% of them and holds out the others; without it all are fitted")
 	}
 	return share, true, nil
 }
