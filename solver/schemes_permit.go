@@ -80,21 +80,21 @@ func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme
 
 	err := s.checkScales(class, scheme)
 	if err == nil {
-		err = s.usable(ph, k, scheme)
+		err = s.usable(ctx, ph, k, scheme)
 	}
 	if full := s.budget.check("the candidates of operators"); full != nil {
 		return full
 	}
 	if err == nil && class.shared && ph.name == "decode" { // runs in prefill's programs too
-		err = s.usable(s.phases[0], k, scheme)
+		err = s.usable(ctx, s.phases[0], k, scheme)
 	}
 	if err == nil {
 		ph.options[k] = append(ph.options[k], scheme)
 		return nil
 	}
 
-	if ctx.Err() != nil {
-		return ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return diag.New(diag.ClassInterrupted, "price candidates: %w", err)
 	}
 	out.failing = append(out.failing, class.nodes...)
 	if out.why == nil {
@@ -266,7 +266,7 @@ func (s *schemeChoice) pricingAssignment(ph *phase, k int, scheme op.Scheme) (as
 
 // usable prices a class in a scheme in all programs of a phase. It returns the error of a node of the class, or of a
 // node without a scheme beside it; other products have classes of their own.
-func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
+func (s *schemeChoice) usable(ctx context.Context, ph *phase, k int, scheme op.Scheme) error {
 	schemes, err := s.pricingAssignment(ph, k, scheme)
 	if err != nil {
 		return err
@@ -284,6 +284,9 @@ func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 				continue
 			}
 
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			s.priceSection(sec, rows)
 			for j := range sec.Nodes {
 				node := &sec.Nodes[j]

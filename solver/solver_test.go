@@ -845,6 +845,28 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// Pricing the candidates of a large model takes seconds. An interruption does not wait for the classes that are left.
+func TestPricingIsInterrupted(t *testing.T) {
+	model := open(t, "tinyllama-1.1b")
+	soc := twoCores(t, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	var priced []string
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Engine: exact.Engine{}}
+	in.Progress = func(p Progress) {
+		if strings.HasPrefix(p.Phase, "price ") {
+			priced = append(priced, p.What)
+			cancel()
+		}
+	}
+	_, err := Solve(ctx, in)
+	if diag.ClassOf(err) != diag.ClassInterrupted || !strings.Contains(err.Error(), "price candidates") {
+		t.Errorf("got %v", err)
+	}
+	if len(priced) != 1 {
+		t.Errorf("priced after the interruption: %q", priced)
+	}
+}
+
 // On a phone with a GPU and an NPU: the paper's strategies come out, and the NPU's address space holds.
 func TestPhone(t *testing.T) {
 	model := open(t, "llama-3-8b")
