@@ -31,15 +31,15 @@ const DefaultCacheBytes = 10 << 30
 
 // Options are the flags of hetc build.
 type Options struct {
-	// configuration, directory, pattern SOC/MODEL/WORKLOAD
-	File, Output, Only string
-	// cells at a time
-	Jobs int
-	// size, "" for a share of this machine's
-	Memory string
-	// directory, size
-	Cache, CacheSize    string
-	DryRun, AcceptNoisy bool
+	File        string // the matrix
+	Output      string // folder
+	Only        string // pattern SOC/MODEL/WORKLOAD
+	Jobs        int    // cells at a time
+	Memory      string // size; "": a share of this machine's
+	Cache       string // folder
+	CacheSize   string
+	DryRun      bool
+	AcceptNoisy bool
 }
 
 // Run builds the cells of a matrix and tells what became of each.
@@ -47,7 +47,7 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	if options.Jobs < 1 {
 		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", options.Jobs)
 	}
-	mo := matrix.Options{
+	settings := matrix.Options{
 		Output: options.Output, Only: options.Only, Jobs: options.Jobs, MaxMemory: matrix.DefaultMemory(),
 		DryRun: options.DryRun, AcceptNoisy: options.AcceptNoisy, Now: time.Now,
 		Tools: matrix.Tools{
@@ -57,7 +57,7 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	}
 	// flags first, then the files that they name, then the cache
 	if options.Memory != "" {
-		if mo.MaxMemory, err = cli.ParseSize("max-memory", options.Memory); err != nil {
+		if settings.MaxMemory, err = cli.ParseSize("max-memory", options.Memory); err != nil {
 			return err
 		}
 	}
@@ -65,24 +65,25 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	if err != nil {
 		return err
 	}
-	if mo.Config, err = readMatrix(options.File); err != nil {
+	if settings.Config, err = readMatrix(options.File); err != nil {
 		return err
 	}
-	if mo.Key, err = mo.Config.SigningKey(); err != nil {
+	if settings.Key, err = settings.Config.SigningKey(); err != nil {
 		return err
 	}
-	if at := mo.Config.Bundle.NotAfter; mo.Key != nil && at != 0 && int64(at) < time.Now().Unix() {
+	if at := settings.Config.Bundle.NotAfter; settings.Key != nil && at != 0 && int64(at) < time.Now().Unix() {
 		ui.Warnf("bundle: not_after %s has passed by this machine's clock: hosts with the same time refuse the bundles",
 			&at)
 	}
-	if mo.Program, err = matrix.Program(); err != nil {
+	if settings.Program, err = matrix.Program(); err != nil {
 		return err
 	}
 	dir, err := bindings.CacheDir(options.Cache)
 	if err != nil {
 		return err
 	}
-	if mo.Cache, err = cas.Open(dir, cas.Options{MaxBytes: keep, Now: time.Now, ReadOnly: options.DryRun}); err != nil {
+	settings.Cache, err = cas.Open(dir, cas.Options{MaxBytes: keep, Now: time.Now, ReadOnly: options.DryRun})
+	if err != nil {
 		if len(diag.HintsOf(err)) == 0 {
 			err = diag.New(diag.ClassOf(err), "%w", err).
 				WithHint("name another directory: --cache DIR, or %s", bindings.EnvCache)
@@ -91,12 +92,12 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	}
 	// That closing failed is told unless something worse is.
 	defer func() {
-		if cerr := mo.Cache.Close(); err == nil {
+		if cerr := settings.Cache.Close(); err == nil {
 			err = cerr
 		}
 	}()
-	mo.Note, mo.Progress = ui.Notef, ui.Terminal()
-	report, err := matrix.Run(ctx, mo)
+	settings.Note, settings.Progress = ui.Notef, ui.Terminal()
+	report, err := matrix.Run(ctx, settings)
 	if err != nil {
 		return err
 	}

@@ -119,7 +119,7 @@ func (q *quick) discard(path string, why error) error {
 	if err != nil {
 		return diag.New(diag.ClassIO, "quick: %w", err)
 	}
-	q.s.Notef("%s is made anew: %v", path, why)
+	q.ui.Notef("%s is made anew: %v", path, why)
 	return nil
 }
 
@@ -152,7 +152,7 @@ func (q *quick) usableRecord(ctx context.Context, step []string) error {
 		return writer.Close()
 	case diag.ClassOf(err) != diag.ClassInput:
 		return err
-	case q.o.Again:
+	case q.options.Again:
 		return q.discard(path, err)
 	}
 
@@ -178,7 +178,7 @@ func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err er
 	}
 
 	// Without --schemes nothing contradicts the file, which may have been edited by hand.
-	if bytes.Equal(old, text) || len(q.o.Schemes) == 0 {
+	if bytes.Equal(old, text) || len(q.options.Schemes) == 0 {
 		return false, nil
 	}
 	return true, wholefile.Write(path, text)

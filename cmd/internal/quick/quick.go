@@ -42,16 +42,16 @@ type Options struct {
 // Run executes the steps, which are commands of the program; root makes its root command. Errors have the class of the
 // step that failed.
 func Run(ctx context.Context, s *cli.Streams, o *Options, root func(*cli.Streams) *cobra.Command) error {
-	return (&quick{s: s, o: o, root: root}).run(ctx)
+	return (&quick{ui: s, options: o, root: root}).run(ctx)
 }
 
 // quick is one run of the command.
 type quick struct {
-	s     *cli.Streams
-	o     *Options
-	root  func(*cli.Streams) *cobra.Command
-	input string // flag of hetrun by which the bundle takes its input
-	steps []step // done
+	ui      *cli.Streams
+	options *Options
+	root    func(*cli.Streams) *cobra.Command
+	input   string // flag of hetrun by which the bundle takes its input
+	steps   []step // done
 }
 
 // step is a command that was run, and under --json its result.
@@ -66,9 +66,9 @@ func (q *quick) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-
 	defer model.Close()
-	dir := q.o.Out
+
+	dir := q.options.Out
 	if dir == "" {
 		dir = "hetc-" + strings.TrimSuffix(model.Name, ".gguf")
 	}
@@ -78,11 +78,12 @@ func (q *quick) run(ctx context.Context) error {
 	}
 
 	// Two runs in one folder would take each other's half-written files for finished ones.
-	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.s.Notef("waiting for another hetc that works in %q", dir) })
+	unlock, err := matrix.OwnDirectory(ctx, dir, func() {
+		q.ui.Notef("waiting for another hetc that works in %q", dir)
+	})
 	if err != nil {
 		return err
 	}
-
 	defer unlock()
 	calDigest, err := q.calibration(model)
 	if err != nil {
@@ -90,7 +91,7 @@ func (q *quick) run(ctx context.Context) error {
 	}
 
 	file := func(name string) string { return filepath.Join(dir, name) }
-	if q.o.Again {
+	if q.options.Again {
 		if err := q.repair(file); err != nil {
 			return err
 		}
@@ -100,31 +101,33 @@ func (q *quick) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if q.o.Target != "" {
+	if q.options.Target != "" {
 		return q.forTarget(ctx, schemes, file)
 	}
-
-	key, app := file("local"), file("app.hetb")
-	if !q.o.Again && !changed && q.current(file("plan.yaml"), app, model, calDigest) {
-		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
-	} else {
-		if err := q.forThisMachine(ctx, file); err != nil {
-			return err
-		}
+	app := file("app.hetb")
+	if !q.options.Again && !changed && q.current(file("plan.yaml"), app, model, calDigest) {
+		q.ui.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
+	} else if err := q.forThisMachine(ctx, file); err != nil {
+		return err
 	}
-	if q.o.Prompt != "" {
+	return q.runHere(ctx, app, file("local"))
+}
+
+// runHere executes the bundle for this machine if there is a prompt, and shows how to run it again.
+func (q *quick) runHere(ctx context.Context, app, key string) error {
+	if q.options.Prompt != "" {
 		if err := q.step(ctx, q.execute(app, key)...); err != nil {
 			return err
 		}
 	}
-	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n",
+	q.ui.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n",
 		app, cli.Program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
-	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+	return q.ui.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
 // openModel opens the model. It must have weights and, for --prompt, a tokenizer.
 func (q *quick) openModel(ctx context.Context) (*models.Model, error) {
-	model, err := models.Open(q.o.Model)
+	model, err := models.Open(q.options.Model)
 	if err != nil {
 		return nil, err
 	}
@@ -139,8 +142,8 @@ func (q *quick) openModel(ctx context.Context) (*models.Model, error) {
 // the bundle takes its input.
 func (q *quick) checkModel(ctx context.Context, model *models.Model) error {
 	if !model.HasWeights() {
-		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.Model).
-			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.Model)
+		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.options.Model).
+			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.options.Model)
 	}
 	files, err := model.TokenizerFiles()
 	if err != nil {
@@ -150,8 +153,8 @@ func (q *quick) checkModel(ctx context.Context, model *models.Model) error {
 		q.input = "--prompt TEXT"
 		return q.tryTokenizer(ctx, model, files)
 	}
-	if q.o.Prompt != "" {
-		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.o.Model).
+	if q.options.Prompt != "" {
+		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.options.Model).
 			WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
 	}
 	q.input = "--tokens 1,2,3"
@@ -164,7 +167,7 @@ func (q *quick) tryTokenizer(ctx context.Context, model *models.Model, files map
 	if err := bundling.TryTokenizer(ctx, model, files); err != nil {
 		return err
 	}
-	if !q.o.Chat {
+	if !q.options.Chat {
 		return nil
 	}
 
@@ -172,17 +175,17 @@ func (q *quick) tryTokenizer(ctx context.Context, model *models.Model, files map
 	if err != nil {
 		return err
 	}
-	_, err = words.Chat(ctx, []tokenizer.Message{{Role: "user", Content: q.o.Prompt}},
+	_, err = words.Chat(ctx, []tokenizer.Message{{Role: "user", Content: q.options.Prompt}},
 		tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
 	return err
 }
 
 // calibration returns the digest of --calibration, which must be of this model; "" for none.
 func (q *quick) calibration(model *models.Model) (string, error) {
-	if q.o.Calibration == "" {
+	if q.options.Calibration == "" {
 		return "", nil
 	}
-	read, err := calibration.Read(q.o.Calibration)
+	read, err := calibration.Read(q.options.Calibration)
 	if err != nil {
 		return "", err
 	}
@@ -200,16 +203,16 @@ func (q *quick) calibration(model *models.Model) (string, error) {
 func (q *quick) forThisMachine(ctx context.Context, file func(string) string) error {
 	key := file("local")
 	var cal []string
-	if q.o.Calibration != "" {
-		cal = []string{"--calibration", q.o.Calibration}
+	if q.options.Calibration != "" {
+		cal = []string{"--calibration", q.options.Calibration}
 	}
-	with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
+	with := []string{"--soc", file("soc.yaml"), "--model", q.options.Model, "--workload", file("workload.yaml")}
 
 	// Probe and profile keep files that are right, so that a run that was stopped goes on where it was. A resumed
 	// profile measures what the budget of the run before left.
-	profile := append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget},
-		with...)
-	if q.o.Again {
+	profile := append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1",
+		"--budget", q.options.Budget}, with...)
+	if q.options.Again {
 		profile = append(profile, "--flagged")
 	}
 	steps := [][]string{
@@ -224,16 +227,16 @@ func (q *quick) forThisMachine(ctx context.Context, file func(string) string) er
 	}
 
 	steps = append(steps, makeKey...)
-	emit := []string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key",
-		key + ".key", "-o", file("app.hetb")}
+	emit := []string{"emit", "--plan", file("plan.yaml"), "--model", q.options.Model, "--soc", file("soc.yaml"),
+		"--key", key + ".key", "-o", file("app.hetb")}
 	return q.take(ctx, append(steps, append(emit, cal...)))
 }
 
 // execute returns the command that executes a bundle with the prompt.
 func (q *quick) execute(bundle, key string) []string {
-	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens",
-		strconv.Itoa(q.o.MaxTokens)}
-	if q.o.Chat {
+	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.options.Prompt, "--max-tokens",
+		strconv.Itoa(q.options.MaxTokens)}
+	if q.options.Chat {
 		args = append(args, "--chat")
 	}
 	return args
@@ -257,10 +260,10 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 		}
 	}
 
-	q.s.Printf("$ %s %s\n", cli.Program("hetc"), cli.Quote(args...))
+	q.ui.Printf("$ %s %s\n", cli.Program("hetc"), cli.Quote(args...))
 
 	// Each command gets streams of its own: under --json its result is kept, not printed.
-	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
+	sub := &cli.Streams{Tool: q.ui.Tool, In: q.ui.In, Out: q.ui.Out, Err: q.ui.Err, JSON: q.ui.JSON}
 	var result bytes.Buffer
 	if sub.JSON {
 		sub.Out = &result

@@ -17,17 +17,17 @@ import (
 // schemes returns the schemes that the workload permits; nil for the stored precision alone. For a target it refuses
 // schemes without a possible plan.
 func (q *quick) schemes(model *models.Model) ([]op.Scheme, error) {
-	if q.o.Target == "" {
-		return permitted(q.o.Schemes)
+	if q.options.Target == "" {
+		return permitted(q.options.Schemes)
 	}
-	if _, err := socs.OpenTarget(q.o.Target); err != nil {
+	if _, err := socs.OpenTarget(q.options.Target); err != nil {
 		return nil, err
 	}
 
-	if len(q.o.Schemes) == 0 {
-		q.o.Schemes = []string{string(op.A16SQ8C)}
+	if len(q.options.Schemes) == 0 {
+		q.options.Schemes = []string{string(op.A16SQ8C)}
 	}
-	schemes, err := permitted(q.o.Schemes)
+	schemes, err := permitted(q.options.Schemes)
 	if err != nil {
 		return nil, err
 	}
@@ -38,15 +38,15 @@ func (q *quick) schemes(model *models.Model) ([]op.Scheme, error) {
 // plannable refuses schemes with which no plan for the target is possible, before minutes are spent
 // on the steps before solving.
 func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
-	soc, err := socs.OpenTarget(q.o.Target)
+	soc, err := socs.OpenTarget(q.options.Target)
 	if err != nil {
 		return err
 	}
 
 	workload := quickWorkload(schemes)
 	in := solver.Input{Model: m, SoC: soc, Workload: &workload}
-	if q.o.Only != "" {
-		in.Only = []string{q.o.Only}
+	if q.options.Only != "" {
+		in.Only = []string{q.options.Only}
 	}
 	if err := in.ForTarget(); err != nil {
 		return err
@@ -89,17 +89,17 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 		return err
 	}
 
-	with := []string{"--target", q.o.Target, "--model", q.o.Model, "--workload", file("workload.yaml")}
+	with := []string{"--target", q.options.Target, "--model", q.options.Model, "--workload", file("workload.yaml")}
 	var ranges []string
 	if cal != "" {
 		ranges = []string{"--calibration", cal}
 	}
-	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--key", key + ".key"},
-		ranges)
+	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.options.Model,
+		"--key", key + ".key"}, ranges)
 	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o",
 		file("plan.yaml")}, with, ranges)
-	if q.o.Only != "" {
-		solve = append(solve, "--only", q.o.Only)
+	if q.options.Only != "" {
+		solve = append(solve, "--only", q.options.Only)
 	}
 	steps = append(steps,
 		append([]string{"profile", "-o", file("rec.jsonl"), "--resume"}, with...),
@@ -115,16 +115,16 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 	// The twin comes first, because the device's bundle repeats its report.
 	steps = append(steps,
 		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
-		slices.Concat(emit, []string{"--target", q.o.Target, "--twin", twin, "-o", app}))
-	if q.o.Prompt != "" {
+		slices.Concat(emit, []string{"--target", q.options.Target, "--twin", twin, "-o", app}))
+	if q.options.Prompt != "" {
 		steps = append(steps, q.execute(twin, key))
 	}
 	if err := q.take(ctx, steps); err != nil {
 		return err
 	}
-	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
-		app, q.o.Target, cli.Program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
-	return q.s.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
+	q.ui.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
+		app, q.options.Target, cli.Program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
+	return q.ui.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
 }
 
 // targetCalibration returns the calibration file for a target, "" for none, and the step that makes it where there is
@@ -132,20 +132,20 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 func (q *quick) targetCalibration(
 	schemes []op.Scheme, file func(string) string,
 ) (cal string, steps [][]string, err error) {
-	if q.o.Calibration != "" || !slices.ContainsFunc(schemes, op.Scheme.Static) {
-		return q.o.Calibration, nil, nil
+	if q.options.Calibration != "" || !slices.ContainsFunc(schemes, op.Scheme.Static) {
+		return q.options.Calibration, nil, nil
 	}
 	cal = file("calibration.yaml")
-	if _, err := os.Stat(cal); err == nil && !q.o.Again {
+	if _, err := os.Stat(cal); err == nil && !q.options.Again {
 		return cal, nil, nil
 	}
-	if q.o.Text == "" {
+	if q.options.Text == "" {
 		return "", nil, diag.New(diag.ClassUsage,
 			"quick: schemes with static scales need ranges of activations, and no text is given").
 			WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
 	}
 
-	step := []string{"calibrate", "--model", q.o.Model, "--text", q.o.Text, "-o", cal}
+	step := []string{"calibrate", "--model", q.options.Model, "--text", q.options.Text, "-o", cal}
 	for _, scheme := range schemes {
 		step = append(step, "--schemes", string(scheme))
 	}
