@@ -130,9 +130,12 @@ func (c *config) heads(model *Model, assumed defaults) {
 	}
 	model.KVHeads = c.dim("num_key_value_heads", assumed.kvHeads)
 	// Where the file does not say how wide a head is, the heads share the residual stream.
-	if assumed.headDim == 0 && model.Heads > 0 {
-		assumed.headDim = model.Hidden / model.Heads
-		if !c.has("head_dim") && model.Hidden%model.Heads != 0 {
+	if assumed.headDim == 0 {
+		assumed.headDim = 2 // where one of both is wrong, which was said: the rest is still read
+		if model.Heads > 0 && model.Hidden >= model.Heads {
+			assumed.headDim = model.Hidden / model.Heads
+		}
+		if model.Heads > 0 && !c.has("head_dim") && model.Hidden%model.Heads != 0 {
 			c.fail("hidden_size", "%d, want a multiple of num_attention_heads %d (or a head_dim)",
 				model.Hidden, model.Heads)
 		}

@@ -46,6 +46,45 @@ func smallOf(class string) map[string]any {
 	return config
 }
 
+// One wrong key is one error: what follows from it is not the user's to correct, and may name a key that the file does
+// not have.
+func TestOneWrongKeyIsOneError(t *testing.T) {
+	for _, wrong := range []struct {
+		key   string
+		value any
+	}{
+		{"hidden_size", 0}, {"hidden_size", "16"}, {"hidden_size", 16.5}, {"hidden_size", int64(1) << 40},
+		{"num_attention_heads", 0}, {"head_dim", 7}, {"num_key_value_heads", 3},
+	} {
+		config := small()
+		config[wrong.key] = wrong.value
+		_, err := readSmall(t, config)
+		if err == nil || strings.Count(err.Error(), "model.config") != 1 || !strings.Contains(err.Error(), wrong.key) {
+			t.Errorf("%s = %v: got %v, want one error about it", wrong.key, wrong.value, err)
+		}
+	}
+}
+
+// Weights under other names are told from weights of another kind.
+func TestHintsOfNoWeights(t *testing.T) {
+	for _, tt := range []struct{ files, want string }{
+		{"pytorch_model.bin", "only safetensors weights are read"},
+		{"consolidated.safetensors", `if "consolidated.safetensors" holds all weights, call it model.safetensors`},
+		{"model-1.safetensors model-2.safetensors", "model.safetensors.index.json says which tensor is in which"},
+	} {
+		dir := t.TempDir()
+		for _, name := range strings.Fields(tt.files) {
+			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := readShards(filepath.Join(dir, indexName))
+		if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], tt.want) {
+			t.Errorf("%s: got %v with hints %q, want %q", tt.files, err, hints, tt.want)
+		}
+	}
+}
+
 // readSmall reads a configuration.
 func readSmall(t testing.TB, config map[string]any) (*Model, error) {
 	t.Helper()

@@ -220,13 +220,31 @@ func (m *Model) withPrefix(stored map[string]safetensors.Tensor) map[string]safe
 	return out
 }
 
+// noWeights returns the error of a directory that has no weights under the names by which they are found.
+func noWeights(dir string) error {
+	missing := diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName)
+	var others []string
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		if filepath.Ext(entry.Name()) == filepath.Ext(singleName) {
+			others = append(others, entry.Name())
+		}
+	}
+	switch len(others) {
+	case 0:
+		return missing.WithHint("only safetensors weights are read; convert others first " +
+			"(save_pretrained with safe_serialization)")
+	case 1:
+		return missing.WithHint("if %q holds all weights, call it %s", others[0], singleName)
+	}
+	return missing.WithHint("of several files with weights %s says which tensor is in which: fetch it too", indexName)
+}
+
 // readShards reads the index of a model in several files.
 func readShards(index string) (map[string][]string, error) {
 	keys, err := readJSONFile(index)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName).
-			WithHint("only safetensors weights are read; convert others first " +
-				"(save_pretrained with safe_serialization)")
+		return nil, noWeights(filepath.Dir(index))
 	}
 	if err != nil {
 		return nil, err

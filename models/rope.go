@@ -117,6 +117,8 @@ func (r *ropeReader) rotated() int {
 	case r.assumed.partial == 0 && partial != 1:
 		r.fail("partial_rotary_factor", "%v is not supported; supported: rotary positions over the whole head", partial)
 		return r.headDim
+	case r.assumed.partial == 0 && r.headDim%2 != 0: // said of the head
+		return r.headDim
 	case dim < 2 || dim%2 != 0:
 		r.fail("partial_rotary_factor", "rotates %d of %d elements of a head, want an even number", dim, r.headDim)
 		return 2
