@@ -111,8 +111,8 @@ func parse(name string, line int, data []byte, asJSON bool, most int) (*Document
 	return &Document{name: name, root: root}, nil
 }
 
-// foreign names a file of another form, "" where the data may be a document, and where such a file belongs. It is refused
-// before it is parsed: a message that quotes the text of a document must not quote a private key.
+// foreign names a file of another form, "" where the data may be a document, and where such a file belongs. It is
+// refused before it is parsed: a message that quotes the text of a document must not quote a private key.
 func foreign(data []byte) (what, where string) {
 	const keys = "keys go with --key (NAME.key) and --trust (NAME.pub)"
 	switch first, _, _ := bytes.Cut(data, []byte("\n")); {

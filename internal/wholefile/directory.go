@@ -22,7 +22,8 @@ func WritableDirectory(path string) error {
 	case err != nil || st.IsDir():
 		return nil
 	case !st.Mode().IsRegular(): // nobody should remove /dev/null
-		return diag.New(diag.ClassIO, "write %q: %s, want a directory", path, kind(st.Mode())).WithHint("name a directory")
+		return diag.New(diag.ClassIO, "write %q: %s, want a directory", path, kind(st.Mode())).
+			WithHint("name a directory")
 	}
 	return diag.New(diag.ClassIO, "write %q: it is there and no directory", path).
 		WithHint("remove it, or give another name")

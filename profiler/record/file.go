@@ -106,7 +106,8 @@ func readHeader(name string, line int, text []byte) (*Set, error) {
 	if document.Schema() == "" {
 		return nil, diag.New(diag.ClassInput, "key \"schema\" is missing, want %q", Schema).
 			WithCode("decode.schema").At("%s:%d", name, line).
-			WithHint("a record begins with a line that says which machine it is about: fetch the file again, or profile anew")
+			WithHint("a record begins with a line that says which machine it is about: fetch the file again, or " +
+				"profile anew")
 	}
 	var header Header
 	if err := document.Into(Schema, &header); err != nil {
@@ -151,7 +152,8 @@ func (s *Set) readMeasurement(name string, number int, text []byte) error {
 			return err
 		}
 		return diag.New(diag.ClassInput, "second header line").WithCode("record.syntax").At("%s:%d", name, number).
-			WithHint("records cannot be joined: keep one, and measure what it lacks with hetc profile --resume -o %q", name)
+			WithHint("records cannot be joined: keep one, and measure what it lacks with hetc profile --resume -o %q",
+				name)
 	}
 	// The kind decides what a line is read as, and a line of facts has other fields than a measurement.
 	var line struct {
