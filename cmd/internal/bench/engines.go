@@ -103,6 +103,11 @@ func (b *enginesBench) run(ctx context.Context) error {
 		return err
 	}
 
+	if b.Finalists > 0 && b.MaxOthers == 0 {
+		b.s.Warnf("--finalists judges a form by one process, and with --max-others 0 nobody sees whether other programs " +
+			"slowed that process down")
+	}
+
 	list, failed := b.measureModels(ctx)
 	if len(list) == 0 {
 		if ctx.Err() != nil && b.Work != "" {
@@ -252,31 +257,25 @@ func (b *enginesBench) lockFolder() (done func(), err error) {
 
 	if err := b.removeUnfinished(); err != nil {
 		done()
-		return nil, ioError(err)
+		return nil, err
 	}
 	return done, nil
 }
 
 // removeUnfinished removes the files and folders that a killed run has left unfinished in the locked folder.
 func (b *enginesBench) removeUnfinished() error {
-	folders, err := filepath.Glob(filepath.Join(b.dir, qualityFolder+"*"))
-	if err != nil {
+	if err := engines.RemoveMatching(b.dir, qualityFolder+"*"); err != nil {
 		return err
 	}
-
-	for _, folder := range folders {
-		if err := os.RemoveAll(folder); err != nil {
-			return err
+	entries, err := os.ReadDir(b.dir)
+	if err != nil {
+		return ioError(err)
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() {
+			continue
 		}
-	}
-
-	folders, err = filepath.Glob(filepath.Join(b.dir, "*"))
-	if err != nil {
-		return err
-	}
-
-	for _, folder := range folders {
-		if err := engines.RemoveUnfinished(folder); err != nil {
+		if err := engines.RemoveUnfinished(filepath.Join(b.dir, entry.Name())); err != nil {
 			return err
 		}
 	}

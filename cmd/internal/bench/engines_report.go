@@ -126,7 +126,7 @@ func (b *enginesBench) describe(out *page, env record.Environment, model *Engine
 	out.text("%s in random order (seed %d), a fresh process each: %d processes in %.0f s.",
 		cli.Count(result.Rounds, "round"), result.Seed, processes, result.Seconds)
 	if result.Stopped {
-		out.text("%d rounds were wanted: time ran out, or the command was interrupted.", b.Rounds)
+		out.text("%d rounds were wanted: time ran out, the command was interrupted, or hetc failed.", b.Rounds)
 	}
 	if result.Finalists > 0 {
 		out.text("A form of another engine went on after the first round only if it had taken at most %g times as long "+

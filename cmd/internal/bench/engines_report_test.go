@@ -160,7 +160,7 @@ func TestShareOf(t *testing.T) {
 
 // A folder that another run works in is refused; what a run that was killed has left there is removed.
 func TestWorkFolder(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "[work") // no pattern
 	left := []string{filepath.Join(dir, "model", ".openvino.1"), filepath.Join(dir, ".quality2")}
 	for _, path := range left {
 		if err := os.MkdirAll(path, 0o755); err != nil {

@@ -80,13 +80,13 @@ type Result struct {
 	Repeated  int      `json:"repeated"`  // processes, because others were at work
 	Disturbed int      `json:"disturbed"` // of those that count
 	Seconds   float64  `json:"seconds"`
-	Stopped   bool     `json:"stopped,omitempty"` // before all rounds, for lack of time or because it was interrupted
+	Stopped   bool     `json:"stopped,omitempty"` // before all rounds: no time left, interrupted, or hetc failed
 }
 
 // Play runs all rounds. In each, tasks and, within a task, engines come in a random order; every process is
 // fresh. A process that others disturbed is repeated twice at most. A form of another engine that fails on a task is
-// measured no further there, and one that does not end in time on no task; hetc's failure is an error. A match that is
-// interrupted after its first round returns what was measured together with the error.
+// measured no further there, and one that does not end in time on no task; hetc's failure is an error. A match that
+// fails or is interrupted after its first round returns what was measured together with the error.
 func (m *Match) Play(ctx context.Context) (*Result, error) {
 	began := time.Now()
 	result := &Result{Finalists: m.Finalists, Cores: m.Cores, Seed: m.Seed}
@@ -98,7 +98,7 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 	rng := rand.New(rand.NewPCG(m.Seed, 0))
 	// of the whole match: time to wait for quiet, and repetitions of disturbed processes
 	waits, repeats := m.Patience, len(m.Engines)*len(m.Tasks)
-	var interrupted error
+	var ended error // before all rounds, but after the first
 	for round := range m.Rounds {
 		start := time.Now()
 		next := result.nextRound()
@@ -109,10 +109,10 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 			break
 		}
 		if err := m.round(ctx, result, rng, &waits, &repeats); err != nil {
-			if ctx.Err() == nil || round == 0 {
+			if round == 0 {
 				return nil, err
 			}
-			interrupted, result.Stopped = err, true
+			ended, result.Stopped = err, true
 			break
 		}
 		result.Rounds++
@@ -125,7 +125,7 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 	if err := result.summarise(); err != nil {
 		return nil, err
 	}
-	return result, interrupted
+	return result, ended
 }
 
 // round measures each series that is not over once.

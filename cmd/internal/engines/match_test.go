@@ -240,6 +240,46 @@ func TestMatchInterrupted(t *testing.T) {
 	}
 }
 
+// What was measured before hetc failed in a later round comes with the error; a failure in the first round leaves nothing.
+func TestMatchFailsLater(t *testing.T) {
+	for _, failing := range []int{1, 3} {
+		seconds := func(_ Task, n int) string {
+			if n == failing {
+				return "1; echo no memory left >&2; exit 3"
+			}
+			return "1"
+		}
+		log := filepath.Join(t.TempDir(), "log")
+		m := &Match{
+			Rounds:  6,
+			Seed:    1,
+			Cores:   []int{0},
+			Timeout: time.Minute,
+			Note:    t.Logf,
+			Tasks:   []Task{{Depth: 7, Gen: 10, Reps: 1}},
+			Engines: []Engine{
+				&scripted{name: "hetc", form: "a", log: log, seconds: seconds},
+				&scripted{name: "peer", form: "Q4", log: log, seconds: fixed("", "2")},
+			},
+		}
+
+		result, err := m.Play(t.Context())
+
+		if err == nil || !strings.Contains(err.Error(), "no memory left") {
+			t.Fatalf("hetc failed in process %d: got error %v", failing, err)
+		}
+		if failing == 1 {
+			if result != nil {
+				t.Errorf("hetc failed in the first round: got %+v", result)
+			}
+			continue
+		}
+		if result == nil || result.Rounds != 2 || !result.Stopped || result.Ratios[0].Summary.N != 2 {
+			t.Errorf("hetc failed in the third round: got %+v, want two rounds", result)
+		}
+	}
+}
+
 // The budget is compared with what the next round takes: forms that are measured no further do not count.
 func TestMatchBudgetWithoutDropped(t *testing.T) {
 	require.Slow(t)

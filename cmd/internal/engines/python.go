@@ -234,14 +234,25 @@ func RemoveUnfinished(dir string) error {
 		patterns = append(patterns, "."+PythonPeers[i].Key+".*")
 	}
 	for _, pattern := range patterns {
-		left, err := filepath.Glob(filepath.Join(dir, pattern))
-		if err != nil {
-			return diag.New(diag.ClassIO, "remove unfinished files: %w", err)
+		if err := RemoveMatching(dir, pattern); err != nil {
+			return err
 		}
-		for _, path := range left {
-			if err := os.RemoveAll(path); err != nil {
-				return diag.New(diag.ClassIO, "remove unfinished files: %w", err)
-			}
+	}
+	return nil
+}
+
+// RemoveMatching removes what in a folder has a name of the pattern. The folder's own name is no pattern.
+func RemoveMatching(dir, pattern string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return diag.New(diag.ClassIO, "remove unfinished files: %w", err)
+	}
+	for _, entry := range entries {
+		if matches, err := filepath.Match(pattern, entry.Name()); err != nil || !matches {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
+			return diag.New(diag.ClassIO, "remove unfinished files: %w", err)
 		}
 	}
 	return nil
