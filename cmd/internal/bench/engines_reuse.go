@@ -8,13 +8,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/runtime/driver/host"
 )
 
 // unlessDone has work write some files from a model and other files, unless they exist and the same program wrote them
-// from the same inputs on such a machine. A stamp beside the first file says from what they were written.
+// from the same inputs on such a machine. A stamp beside the first file says from what they were written and how large
+// they are.
 func (b *enginesBench) unlessDone(out []string, model string, from []string, work func() error) error {
 	stamp, err := b.stamp(model, from)
 	if err != nil {
@@ -24,7 +26,7 @@ func (b *enginesBench) unlessDone(out []string, model string, from []string, wor
 	stampFile := out[0] + ".stamp"
 	const mostBytes = 1 << 16
 	old, err := wholefile.Read(stampFile, mostBytes)
-	if err == nil && bytes.Equal(old, stamp) && exist(out...) {
+	if err == nil && exist(out...) && bytes.Equal(old, append(slices.Clip(stamp), sizes(out)...)) {
 		b.s.Notef("%s: used as it is: the same program made it from the same inputs", out[0])
 		return nil
 	}
@@ -37,7 +39,19 @@ func (b *enginesBench) unlessDone(out []string, model string, from []string, wor
 	}
 
 	// The stamp is written last, so that what was cut short is made anew.
-	return wholefile.Write(stampFile, stamp)
+	return wholefile.Write(stampFile, append(stamp, sizes(out)...))
+}
+
+// sizes lists how large files are, so that one that was cut off is noticed.
+func sizes(paths []string) (list []byte) {
+	for _, path := range paths {
+		size := int64(-1)
+		if info, err := os.Stat(path); err == nil {
+			size = info.Size()
+		}
+		list = fmt.Appendf(list, "made %d bytes\n", size)
+	}
+	return list
 }
 
 // remove removes files that may be there.

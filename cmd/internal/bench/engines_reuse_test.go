@@ -59,6 +59,8 @@ func TestUnlessDone(t *testing.T) {
 		{name: "more time", change: func() { b.profile = time.Hour }, again: true},
 		{name: "without the record", change: func() { os.Remove(path("record")) }, again: true},
 		{name: "without the SoC file", change: func() { os.Remove(path("soc")) }, again: true},
+		{name: "with a record that was cut off", change: func() { write("record", "") }, again: true},
+		{name: "with a SoC file that was edited", change: func() { write("soc", "22") }, again: true},
 		{name: "with a damaged stamp", change: func() { write("record.stamp", "?") }, again: true},
 		{name: "nothing changed at last", change: func() {}},
 	} {
