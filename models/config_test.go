@@ -73,7 +73,7 @@ func TestHintsOfNoWeights(t *testing.T) {
 		{"model-1.safetensors model-2.safetensors", "model.safetensors.index.json says which tensor is in which"},
 	} {
 		dir := t.TempDir()
-		for _, name := range strings.Fields(tt.files) {
+		for name := range strings.FieldsSeq(tt.files) {
 			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
