@@ -102,7 +102,7 @@ var uses = slices.Concat(
 		hint:    "leave them out, and generate at least one token",
 	}},
 	forGenerating("max-tokens", "temperature", "top-k", "top-p", "seed"),
-	forSampling("top-k", "top-p", "seed"),
+	forSampling("top-k", "top-p"), // a seed keeps its promise: same seed, same text
 )
 
 // atLeast returns the rule that a flag is not below a value.

@@ -46,12 +46,14 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// A script that always gives a temperature may give 0, whatever else it gives.
-func TestZeroTemperatureThatIsGiven(t *testing.T) {
-	o := &options{maxTokens: 64, promptLen: 256, gen: 32, rounds: 5, deadline: time.Minute, prompt: "a"}
-	o.sampler.TopP = 0.9
-	given := []string{"prompt", "top-p", "temperature"}
-	if err := o.validate(func(flag string) bool { return slices.Contains(given, flag) }); err != nil {
-		t.Error(err)
+// A script that always gives a temperature may give 0, whatever else it gives. With a seed, the same text comes without
+// any.
+func TestNothingIsDrawn(t *testing.T) {
+	for _, given := range [][]string{{"prompt", "top-p", "temperature"}, {"prompt", "seed"}} {
+		o := &options{maxTokens: 64, promptLen: 256, gen: 32, rounds: 5, deadline: time.Minute, prompt: "a"}
+		o.sampler.TopP, o.sampler.Seed = 0.9, 7
+		if err := o.validate(func(flag string) bool { return slices.Contains(given, flag) }); err != nil {
+			t.Errorf("%v: %v", given, err)
+		}
 	}
 }
