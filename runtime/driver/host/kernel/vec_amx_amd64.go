@@ -91,7 +91,7 @@ func q4ScaleAMX(rows int, y *float32, ldy int, sums *float32, xscale *float32)
 func peakTilesAMX(config *byte, turns int, ones *byte, sums *int32)
 
 // tileTimesAMX measures, in ticks of the processor's clock, 16 products of tiles whose rows are all the
-// 64 bytes at ones, and a chain of instructions that takes 16 cycles for each of them. times is [2].
+// 64 bytes at ones, and a chain of instructions of about 16 cycles for each of them. times is [2].
 //
 //go:noescape
 func tileTimesAMX(config *byte, ones *byte, times *uint64)

@@ -150,8 +150,8 @@ func (p *nibbleProduct) scale(y Matrix[float32], scale []float32, j, cols int) {
 	}
 }
 
-// shapeNibbles is the configuration of the kernels' tiles: sums, activations, weights.
-func shapeNibbles(rows, width int) (config tileConfig) {
+// shapeStaying is the configuration of kernels whose weights stay in tiles: sums, activations, weights.
+func shapeStaying(rows, width int) (config tileConfig) {
 	for tile := range 8 {
 		bytes, lines := tileK, rows
 		switch {
@@ -207,7 +207,7 @@ type nibblePart struct {
 func (p *nibbleProduct) call(row int, part nibblePart) (groups int) {
 	left, width := min(nibbleCall, p.rows-row), nibbleWidth(p.block)
 	groups, rows := tileGroups(left)
-	config := shapeNibbles(rows, width)
+	config := shapeStaying(rows, width)
 	x := p.x[(p.first+row)*p.row:]
 	tile := width * left // bytes of a tile of all rows
 	sums := &p.sums[row*TileN]

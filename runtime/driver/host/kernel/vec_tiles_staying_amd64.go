@@ -34,7 +34,7 @@ func (p *tileProduct) stay(columns int) {
 func (p *tileProduct) steps(j, from, to, ldy int) {
 	const weights = stayK * TileN // bytes of a step
 	groups, rows := tileGroups(p.count)
-	config := shapeNibbles(rows, tileK)
+	config := shapeStaying(rows, tileK)
 	w, at := p.tile(j), from*weights
 	tile := tileK * p.count // bytes of a tile of all rows
 	q8cStayingAMX(&config[0], groups, &p.x.Bytes[p.first*p.padded+2*from*tile], tileK*rows, tile, 2*tile, &w[at], to-from,

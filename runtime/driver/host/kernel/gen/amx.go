@@ -482,7 +482,7 @@ func tileTimes() {
 	const products, chained = 16, 16 // products, and cycles for each of them
 	function("tileTimesAMX", "(config *byte, ones *byte, times *uint64)",
 		fmt.Sprintf("measures, in ticks of the processor's clock, %d products of tiles whose rows are all the", products),
-		fmt.Sprintf("64 bytes at ones, and a chain of instructions that takes %d cycles for each of them. times is [2].", chained))
+		fmt.Sprintf("64 bytes at ones, and a chain of instructions of about %d cycles for each of them. times is [2].", chained))
 	load("config", reg.RAX)
 	tileConfigure()
 	load("ones", reg.RSI)
