@@ -22,10 +22,11 @@ const tilesModelled = true
 // or writes beyond a buffer crashes as it would. The instructions of tiles are decoded from their bytes, as the manual
 // describes them, and every rule whose violation a processor answers with an exception is checked.
 
-func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps int, sums *int32,
-	y *float32, ldy int, next *float32, more, last int, scales, xscale *float32, rows int, ahead *byte) {
-	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, sums, y, ldy, next, more, last, scales,
-		xscale, rows, ahead)
+func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps, lag int,
+	sums *int32, y *float32, ldy int, next *float32, more, last int, scales, xscale *float32, rows, fetch int,
+	ahead *byte) {
+	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, lag, sums, y, ldy, next, more, last, scales,
+		xscale, rows, fetch, ahead)
 }
 
 func q8cStayingAMX(config *byte, groups int, x *byte, pitch, next, advance int, panel *byte, steps int, dots, sums,

@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, ahead *byte)
-// Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·q8cTilesAMX(SB), NOSPLIT, $8-144
+// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, lag int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, fetch int, ahead *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·q8cTilesAMX(SB), NOSPLIT, $16-160
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)
@@ -15,24 +15,26 @@ TEXT ·q8cTilesAMX(SB), NOSPLIT, $8-144
 	BYTE    $0x78
 	BYTE    $0x49
 	BYTE    $0x00
-	MOVQ    scales+112(FP), AX
+	MOVQ    scales+120(FP), AX
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	MOVQ    stride+32(FP), DX
-	MOVQ    ldy+80(FP), R11
-	MOVQ    y+72(FP), AX
-	MOVQ    sums+64(FP), BX
+	MOVQ    ldy+88(FP), R11
+	MOVQ    sums+72(FP), BX
+	MOVQ    ahead+152(FP), AX
 	MOVQ    $+128, R9
+	MOVQ    rows+136(FP), R10
+	IMULQ   R11, R10
+	MOVQ    R10, 8(SP)
 	XORQ    R14, R14
-
-pair:
-	CMPQ  groups+8(FP), $+2
-	JLT   single
-	MOVQ  rows+128(FP), R10
-	ADDQ  R10, R10
-	IMULQ R11, R10
-	CMPQ  more+96(FP), $+0
-	JNE   pair_more
+	CMPQ    lag+64(FP), $+0
+	JE      single
+	CMPQ    groups+8(FP), $+2
+	JLT     single
+	MOVQ    x+16(FP), SI
+	MOVQ    y+80(FP), R10
+	CMPQ    more+104(FP), $+0
+	JNE     lead_more
 
 	// tilezero %tmm0
 	BYTE $0xc4
@@ -47,94 +49,56 @@ pair:
 	BYTE $0x7b
 	BYTE $0x49
 	BYTE $0xc8
+	JMP  lead_begin
 
-	// tilezero %tmm2
+lead_more:
+	// {disp32} tileloadd 0(%r10,%r11), %tmm0
 	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7b
-	BYTE $0x49
-	BYTE $0xd0
-
-	// tilezero %tmm3
-	BYTE $0xc4
-	BYTE $0xe2
-	BYTE $0x7b
-	BYTE $0x49
-	BYTE $0xd8
-	JMP  pair_begin
-
-pair_more:
-	MOVQ AX, SI
-
-	// {disp32} tileloadd 0(%rsi,%r11), %tmm0
-	BYTE $0xc4
-	BYTE $0xa2
+	BYTE $0x82
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x84
-	BYTE $0x1e
+	BYTE $0x1a
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 64(%rsi,%r11), %tmm1
+	// {disp32} tileloadd 64(%r10,%r11), %tmm1
 	BYTE $0xc4
-	BYTE $0xa2
+	BYTE $0x82
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x8c
-	BYTE $0x1e
-	BYTE $0x40
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-	MOVQ R11, R8
-	SHLQ $+4, R8
-	ADDQ R8, SI
-
-	// {disp32} tileloadd 0(%rsi,%r11), %tmm2
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7b
-	BYTE $0x4b
-	BYTE $0x94
-	BYTE $0x1e
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-
-	// {disp32} tileloadd 64(%rsi,%r11), %tmm3
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7b
-	BYTE $0x4b
-	BYTE $0x9c
-	BYTE $0x1e
+	BYTE $0x1a
 	BYTE $0x40
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-pair_begin:
-	LEAQ (AX)(R10*1), CX
+lead_begin:
+	ADDQ 8(SP), R10
+	ADDQ 8(SP), R10
+	MOVQ R10, CX
 	CMPQ groups+8(FP), $+2
-	JG   pair_ask
-	MOVQ next+88(FP), CX
+	JG   lead_ask
+	MOVQ next+96(FP), CX
 
-pair_ask:
-	ADDQ    CX, R10
-	TESTQ   CX, CX
-	CMOVQEQ CX, R10
-	MOVQ    R10, (SP)
-	MOVQ    x+16(FP), SI
-	MOVQ    SI, R8
-	ADDQ    pitch+24(FP), R8
-	MOVQ    w+48(FP), DI
-	MOVQ    steps+56(FP), R10
+lead_ask:
+	MOVQ  CX, R10
+	TESTQ CX, CX
+	JZ    lead_until
+	ADDQ  8(SP), R10
+	ADDQ  8(SP), R10
 
-pair_step:
+lead_until:
+	MOVQ R10, (SP)
+	MOVQ w+48(FP), DI
+	MOVQ lag+64(FP), R10
+
+lead_step:
+	CMPQ       fetch+144(FP), $+0
+	JEQ        lead_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
 	PREFETCHT0 2176(DI)
@@ -168,6 +132,227 @@ pair_step:
 	PREFETCHT0 3968(DI)
 	PREFETCHT0 4032(DI)
 
+lead_fetched:
+	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x16
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rdi,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0f
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xcc
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       $+256, AX
+	ADDQ       advance+40(FP), SI
+	ADDQ       $+2048, DI
+	CMPQ       CX, (SP)
+	JGE        lead_asked
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+lead_asked:
+	TESTQ       R14, R14
+	JZ          lead_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	TESTQ       R14, R14
+	JZ          lead_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+
+lead_next:
+	DECQ R10
+	JNZ  lead_step
+
+pair:
+	MOVQ SI, R8
+	ADDQ pitch+24(FP), R8
+	MOVQ y+80(FP), R10
+	ADDQ 8(SP), R10
+	CMPQ more+104(FP), $+0
+	JNE  pair_more
+
+	// tilezero %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd0
+
+	// tilezero %tmm3
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xd8
+	JMP  pair_begin
+
+pair_more:
+	// {disp32} tileloadd 0(%r10,%r11), %tmm2
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r10,%r11), %tmm3
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+pair_begin:
+	MOVQ steps+56(FP), R10
+	SUBQ lag+64(FP), R10
+
+pair_step:
+	CMPQ       fetch+144(FP), $+0
+	JEQ        pair_fetched
+	PREFETCHT0 2048(DI)
+	PREFETCHT0 2112(DI)
+	PREFETCHT0 2176(DI)
+	PREFETCHT0 2240(DI)
+	PREFETCHT0 2304(DI)
+	PREFETCHT0 2368(DI)
+	PREFETCHT0 2432(DI)
+	PREFETCHT0 2496(DI)
+	PREFETCHT0 2560(DI)
+	PREFETCHT0 2624(DI)
+	PREFETCHT0 2688(DI)
+	PREFETCHT0 2752(DI)
+	PREFETCHT0 2816(DI)
+	PREFETCHT0 2880(DI)
+	PREFETCHT0 2944(DI)
+	PREFETCHT0 3008(DI)
+	PREFETCHT0 3072(DI)
+	PREFETCHT0 3136(DI)
+	PREFETCHT0 3200(DI)
+	PREFETCHT0 3264(DI)
+	PREFETCHT0 3328(DI)
+	PREFETCHT0 3392(DI)
+	PREFETCHT0 3456(DI)
+	PREFETCHT0 3520(DI)
+	PREFETCHT0 3584(DI)
+	PREFETCHT0 3648(DI)
+	PREFETCHT0 3712(DI)
+	PREFETCHT0 3776(DI)
+	PREFETCHT0 3840(DI)
+	PREFETCHT0 3904(DI)
+	PREFETCHT0 3968(DI)
+	PREFETCHT0 4032(DI)
+
+pair_fetched:
 	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
@@ -243,16 +428,13 @@ pair_step:
 	BYTE       $0x43
 	BYTE       $0x5e
 	BYTE       $0xdd
-	MOVQ       ahead+136(FP), R8
-	PREFETCHT1 (R8)
-	PREFETCHT1 64(R8)
-	PREFETCHT1 128(R8)
-	PREFETCHT1 192(R8)
-	ADDQ       $+256, R8
-	MOVQ       R8, ahead+136(FP)
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       $+256, AX
 	ADDQ       advance+40(FP), SI
-	MOVQ       SI, R8
-	ADDQ       pitch+24(FP), R8
+	ADDQ       advance+40(FP), R8
 	ADDQ       $+2048, DI
 	CMPQ       CX, (SP)
 	JGE        pair_asked
@@ -326,8 +508,40 @@ pair_asked:
 	DECQ        R14
 
 pair_next:
-	DECQ  R10
-	JNZ   pair_step
+	DECQ R10
+	JNZ  pair_step
+	MOVQ x+16(FP), R8
+	ADDQ pitch+24(FP), R8
+	CMPQ last+112(FP), $+0
+	JNE  pair_last
+	MOVQ y+80(FP), R10
+
+	// {disp32} tilestored %tmm0, 0(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  pair_end
+
+pair_last:
 	TESTQ R14, R14
 	JZ    pair_written
 
@@ -347,66 +561,10 @@ pair_write:
 	JNZ         pair_write
 
 pair_written:
-	MOVQ rows+128(FP), R10
-	CMPQ last+104(FP), $+0
-	JNE  pair_last
+	MOVQ BX, R12
+	MOVQ y+80(FP), R13
+	MOVQ xscale+128(FP), R15
 
-	// {disp32} tilestored %tmm0, 0(%rax,%r11)
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x84
-	BYTE $0x18
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-
-	// {disp32} tilestored %tmm1, 64(%rax,%r11)
-	BYTE  $0xc4
-	BYTE  $0xa2
-	BYTE  $0x7a
-	BYTE  $0x4b
-	BYTE  $0x8c
-	BYTE  $0x18
-	BYTE  $0x40
-	BYTE  $0x00
-	BYTE  $0x00
-	BYTE  $0x00
-	MOVQ  R10, SI
-	IMULQ R11, SI
-	ADDQ  SI, AX
-
-	// {disp32} tilestored %tmm2, 0(%rax,%r11)
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x94
-	BYTE $0x18
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-
-	// {disp32} tilestored %tmm3, 64(%rax,%r11)
-	BYTE  $0xc4
-	BYTE  $0xa2
-	BYTE  $0x7a
-	BYTE  $0x4b
-	BYTE  $0x9c
-	BYTE  $0x18
-	BYTE  $0x40
-	BYTE  $0x00
-	BYTE  $0x00
-	BYTE  $0x00
-	MOVQ  R10, SI
-	IMULQ R11, SI
-	ADDQ  SI, AX
-	JMP   pair_end
-
-pair_last:
 	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
 	BYTE $0xc4
 	BYTE $0xa2
@@ -430,59 +588,24 @@ pair_last:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
-
-	// {disp32} tilestored %tmm2, 2048(%rbx,%r9)
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x94
-	BYTE $0x0b
-	BYTE $0x00
-	BYTE $0x08
-	BYTE $0x00
-	BYTE $0x00
-
-	// {disp32} tilestored %tmm3, 2112(%rbx,%r9)
-	BYTE  $0xc4
-	BYTE  $0xa2
-	BYTE  $0x7a
-	BYTE  $0x4b
-	BYTE  $0x9c
-	BYTE  $0x0b
-	BYTE  $0x40
-	BYTE  $0x08
-	BYTE  $0x00
-	BYTE  $0x00
-	ADDQ  R10, R10
-	MOVQ  BX, R12
-	NEGQ  BX
-	ADDQ  sums+64(FP), BX
-	ADDQ  sums+64(FP), BX
-	ADDQ  $+4096, BX
-	MOVQ  AX, R13
-	MOVQ  xscale+120(FP), R15
-	MOVQ  R10, R14
-	LEAQ  (R15)(R10*4), SI
-	MOVQ  SI, xscale+120(FP)
-	IMULQ R11, R10
-	ADDQ  R10, AX
+	ADDQ rows+136(FP), R14
+	MOVQ rows+136(FP), R10
+	SHLQ $+2, R10
+	ADDQ R10, xscale+128(FP)
 
 pair_end:
-	MOVQ x+16(FP), SI
-	ADDQ pitch+24(FP), SI
+	MOVQ 8(SP), R10
+	ADDQ R10, y+80(FP)
+	DECQ groups+8(FP)
+	CMPQ groups+8(FP), $+2
+	JLT  trail
+	MOVQ R8, SI
 	ADDQ pitch+24(FP), SI
 	MOVQ SI, x+16(FP)
-	SUBQ $+2, groups+8(FP)
-	JMP  pair
-
-single:
-	CMPQ  groups+8(FP), $+0
-	JE    end
-	MOVQ  rows+128(FP), R10
-	IMULQ R11, R10
-	CMPQ  more+96(FP), $+0
-	JNE   single_more
+	MOVQ y+80(FP), R10
+	ADDQ 8(SP), R10
+	CMPQ more+104(FP), $+0
+	JNE  next_more
 
 	// tilezero %tmm0
 	BYTE $0xc4
@@ -497,53 +620,56 @@ single:
 	BYTE $0x7b
 	BYTE $0x49
 	BYTE $0xc8
-	JMP  single_begin
+	JMP  next_begin
 
-single_more:
-	MOVQ AX, SI
-
-	// {disp32} tileloadd 0(%rsi,%r11), %tmm0
+next_more:
+	// {disp32} tileloadd 0(%r10,%r11), %tmm0
 	BYTE $0xc4
-	BYTE $0xa2
+	BYTE $0x82
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x84
-	BYTE $0x1e
+	BYTE $0x1a
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 64(%rsi,%r11), %tmm1
+	// {disp32} tileloadd 64(%r10,%r11), %tmm1
 	BYTE $0xc4
-	BYTE $0xa2
+	BYTE $0x82
 	BYTE $0x7b
 	BYTE $0x4b
 	BYTE $0x8c
-	BYTE $0x1e
+	BYTE $0x1a
 	BYTE $0x40
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
 
-single_begin:
-	LEAQ (AX)(R10*1), CX
-	CMPQ groups+8(FP), $+1
-	JG   single_ask
-	MOVQ next+88(FP), CX
+next_begin:
+	ADDQ 8(SP), R10
+	ADDQ 8(SP), R10
+	MOVQ R10, CX
+	CMPQ groups+8(FP), $+3
+	JG   next_ask
+	MOVQ next+96(FP), CX
 
-single_ask:
-	ADDQ    CX, R10
-	TESTQ   CX, CX
-	CMOVQEQ CX, R10
-	MOVQ    R10, (SP)
-	MOVQ    x+16(FP), SI
-	MOVQ    SI, R8
-	ADDQ    pitch+24(FP), R8
-	MOVQ    w+48(FP), DI
-	MOVQ    steps+56(FP), R10
+next_ask:
+	MOVQ  CX, R10
+	TESTQ CX, CX
+	JZ    next_until
+	ADDQ  8(SP), R10
+	ADDQ  8(SP), R10
 
-single_step:
+next_until:
+	MOVQ R10, (SP)
+	MOVQ w+48(FP), DI
+	MOVQ lag+64(FP), R10
+
+next_step:
+	CMPQ       fetch+144(FP), $+0
+	JEQ        next_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
 	PREFETCHT0 2176(DI)
@@ -577,6 +703,272 @@ single_step:
 	PREFETCHT0 3968(DI)
 	PREFETCHT0 4032(DI)
 
+next_fetched:
+	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x16
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rdi,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0f
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x43
+	BYTE $0x5e
+	BYTE $0xcc
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xdd
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       $+256, AX
+	ADDQ       advance+40(FP), SI
+	ADDQ       advance+40(FP), R8
+	ADDQ       $+2048, DI
+	CMPQ       CX, (SP)
+	JGE        next_asked
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+next_asked:
+	TESTQ       R14, R14
+	JZ          next_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	TESTQ       R14, R14
+	JZ          next_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+
+next_next:
+	DECQ R10
+	JNZ  next_step
+	CMPQ last+112(FP), $+0
+	JNE  next_last
+	MOVQ y+80(FP), R10
+
+	// {disp32} tilestored %tmm2, 0(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 64(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  next_end
+
+next_last:
+	// {disp32} tilestored %tmm2, 2048(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 2112(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x0b
+	BYTE $0x40
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ rows+136(FP), R14
+	NEGQ BX
+	ADDQ sums+72(FP), BX
+	ADDQ sums+72(FP), BX
+	ADDQ $+4096, BX
+	MOVQ rows+136(FP), R10
+	SHLQ $+2, R10
+	ADDQ R10, xscale+128(FP)
+
+next_end:
+	MOVQ 8(SP), R10
+	ADDQ R10, y+80(FP)
+	DECQ groups+8(FP)
+	CMPQ groups+8(FP), $+2
+	JGE  pair
+	MOVQ steps+56(FP), R10
+	SUBQ lag+64(FP), R10
+
+alone_step:
+	CMPQ       fetch+144(FP), $+0
+	JEQ        alone_fetched
+	PREFETCHT0 2048(DI)
+	PREFETCHT0 2112(DI)
+	PREFETCHT0 2176(DI)
+	PREFETCHT0 2240(DI)
+	PREFETCHT0 2304(DI)
+	PREFETCHT0 2368(DI)
+	PREFETCHT0 2432(DI)
+	PREFETCHT0 2496(DI)
+	PREFETCHT0 2560(DI)
+	PREFETCHT0 2624(DI)
+	PREFETCHT0 2688(DI)
+	PREFETCHT0 2752(DI)
+	PREFETCHT0 2816(DI)
+	PREFETCHT0 2880(DI)
+	PREFETCHT0 2944(DI)
+	PREFETCHT0 3008(DI)
+	PREFETCHT0 3072(DI)
+	PREFETCHT0 3136(DI)
+	PREFETCHT0 3200(DI)
+	PREFETCHT0 3264(DI)
+	PREFETCHT0 3328(DI)
+	PREFETCHT0 3392(DI)
+	PREFETCHT0 3456(DI)
+	PREFETCHT0 3520(DI)
+	PREFETCHT0 3584(DI)
+	PREFETCHT0 3648(DI)
+	PREFETCHT0 3712(DI)
+	PREFETCHT0 3776(DI)
+	PREFETCHT0 3840(DI)
+	PREFETCHT0 3904(DI)
+	PREFETCHT0 3968(DI)
+	PREFETCHT0 4032(DI)
+
+alone_fetched:
 	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
@@ -626,16 +1018,571 @@ single_step:
 	BYTE       $0x43
 	BYTE       $0x5e
 	BYTE       $0xcc
-	MOVQ       ahead+136(FP), R8
-	PREFETCHT1 (R8)
-	PREFETCHT1 64(R8)
-	PREFETCHT1 128(R8)
-	PREFETCHT1 192(R8)
-	ADDQ       $+256, R8
-	MOVQ       R8, ahead+136(FP)
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       $+256, AX
 	ADDQ       advance+40(FP), SI
-	MOVQ       SI, R8
-	ADDQ       pitch+24(FP), R8
+	ADDQ       $+2048, DI
+	CMPQ       CX, (SP)
+	JGE        alone_asked
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+alone_asked:
+	TESTQ       R14, R14
+	JZ          alone_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	TESTQ       R14, R14
+	JZ          alone_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+
+alone_next:
+	DECQ R10
+	JNZ  alone_step
+	CMPQ last+112(FP), $+0
+	JNE  alone_last
+	MOVQ y+80(FP), R10
+
+	// {disp32} tilestored %tmm0, 0(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  alone_end
+
+alone_last:
+	TESTQ R14, R14
+	JZ    alone_written
+
+alone_write:
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	JNZ         alone_write
+
+alone_written:
+	MOVQ BX, R12
+	MOVQ y+80(FP), R13
+	MOVQ xscale+128(FP), R15
+
+	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x0b
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ rows+136(FP), R14
+	MOVQ rows+136(FP), R10
+	SHLQ $+2, R10
+	ADDQ R10, xscale+128(FP)
+
+alone_end:
+	MOVQ 8(SP), R10
+	ADDQ R10, y+80(FP)
+	DECQ groups+8(FP)
+	JMP  end
+
+trail:
+	MOVQ w+48(FP), DI
+	MOVQ lag+64(FP), R10
+
+trail_step:
+	CMPQ       fetch+144(FP), $+0
+	JEQ        trail_fetched
+	PREFETCHT0 2048(DI)
+	PREFETCHT0 2112(DI)
+	PREFETCHT0 2176(DI)
+	PREFETCHT0 2240(DI)
+	PREFETCHT0 2304(DI)
+	PREFETCHT0 2368(DI)
+	PREFETCHT0 2432(DI)
+	PREFETCHT0 2496(DI)
+	PREFETCHT0 2560(DI)
+	PREFETCHT0 2624(DI)
+	PREFETCHT0 2688(DI)
+	PREFETCHT0 2752(DI)
+	PREFETCHT0 2816(DI)
+	PREFETCHT0 2880(DI)
+	PREFETCHT0 2944(DI)
+	PREFETCHT0 3008(DI)
+	PREFETCHT0 3072(DI)
+	PREFETCHT0 3136(DI)
+	PREFETCHT0 3200(DI)
+	PREFETCHT0 3264(DI)
+	PREFETCHT0 3328(DI)
+	PREFETCHT0 3392(DI)
+	PREFETCHT0 3456(DI)
+	PREFETCHT0 3520(DI)
+	PREFETCHT0 3584(DI)
+	PREFETCHT0 3648(DI)
+	PREFETCHT0 3712(DI)
+	PREFETCHT0 3776(DI)
+	PREFETCHT0 3840(DI)
+	PREFETCHT0 3904(DI)
+	PREFETCHT0 3968(DI)
+	PREFETCHT0 4032(DI)
+
+trail_fetched:
+	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	BYTE $0xc4
+	BYTE $0xc2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rdi,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0f
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbssd %tmm6, %tmm5, %tmm2
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xd5
+
+	// tdpbssd %tmm7, %tmm5, %tmm3
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xdd
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       $+256, AX
+	ADDQ       advance+40(FP), R8
+	ADDQ       $+2048, DI
+	CMPQ       CX, (SP)
+	JGE        trail_asked
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+	// {disp32} prefetchw 0(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} prefetchw 64(%rcx)
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x89
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ R11, CX
+
+trail_asked:
+	TESTQ       R14, R14
+	JZ          trail_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+	TESTQ       R14, R14
+	JZ          trail_next
+	VCVTDQ2PS   (R12), Z2
+	VMULPS.BCST (R15), Z0, Z4
+	VMULPS      Z4, Z2, Z2
+	VMOVUPS     Z2, (R13)
+	VCVTDQ2PS   64(R12), Z3
+	VMULPS.BCST (R15), Z1, Z5
+	VMULPS      Z5, Z3, Z3
+	VMOVUPS     Z3, 64(R13)
+	ADDQ        $+128, R12
+	ADDQ        R11, R13
+	ADDQ        $+4, R15
+	DECQ        R14
+
+trail_next:
+	DECQ R10
+	JNZ  trail_step
+	CMPQ last+112(FP), $+0
+	JNE  trail_last
+	MOVQ y+80(FP), R10
+
+	// {disp32} tilestored %tmm2, 0(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 64(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  trail_end
+
+trail_last:
+	// {disp32} tilestored %tmm2, 2048(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm3, 2112(%rbx,%r9)
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x0b
+	BYTE $0x40
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ rows+136(FP), R14
+	NEGQ BX
+	ADDQ sums+72(FP), BX
+	ADDQ sums+72(FP), BX
+	ADDQ $+4096, BX
+	MOVQ rows+136(FP), R10
+	SHLQ $+2, R10
+	ADDQ R10, xscale+128(FP)
+
+trail_end:
+	MOVQ 8(SP), R10
+	ADDQ R10, y+80(FP)
+	DECQ groups+8(FP)
+	JMP  end
+
+single:
+	MOVQ x+16(FP), SI
+	MOVQ y+80(FP), R10
+	CMPQ more+104(FP), $+0
+	JNE  single_more
+
+	// tilezero %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc0
+
+	// tilezero %tmm1
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x49
+	BYTE $0xc8
+	JMP  single_begin
+
+single_more:
+	// {disp32} tileloadd 0(%r10,%r11), %tmm0
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%r10,%r11), %tmm1
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+single_begin:
+	ADDQ 8(SP), R10
+	ADDQ 8(SP), R10
+	MOVQ R10, CX
+	CMPQ groups+8(FP), $+2
+	JG   single_ask
+	MOVQ next+96(FP), CX
+
+single_ask:
+	MOVQ  CX, R10
+	TESTQ CX, CX
+	JZ    single_until
+	ADDQ  8(SP), R10
+	ADDQ  8(SP), R10
+
+single_until:
+	MOVQ R10, (SP)
+	MOVQ w+48(FP), DI
+	MOVQ steps+56(FP), R10
+
+single_step:
+	CMPQ       fetch+144(FP), $+0
+	JEQ        single_fetched
+	PREFETCHT0 2048(DI)
+	PREFETCHT0 2112(DI)
+	PREFETCHT0 2176(DI)
+	PREFETCHT0 2240(DI)
+	PREFETCHT0 2304(DI)
+	PREFETCHT0 2368(DI)
+	PREFETCHT0 2432(DI)
+	PREFETCHT0 2496(DI)
+	PREFETCHT0 2560(DI)
+	PREFETCHT0 2624(DI)
+	PREFETCHT0 2688(DI)
+	PREFETCHT0 2752(DI)
+	PREFETCHT0 2816(DI)
+	PREFETCHT0 2880(DI)
+	PREFETCHT0 2944(DI)
+	PREFETCHT0 3008(DI)
+	PREFETCHT0 3072(DI)
+	PREFETCHT0 3136(DI)
+	PREFETCHT0 3200(DI)
+	PREFETCHT0 3264(DI)
+	PREFETCHT0 3328(DI)
+	PREFETCHT0 3392(DI)
+	PREFETCHT0 3456(DI)
+	PREFETCHT0 3520(DI)
+	PREFETCHT0 3584(DI)
+	PREFETCHT0 3648(DI)
+	PREFETCHT0 3712(DI)
+	PREFETCHT0 3776(DI)
+	PREFETCHT0 3840(DI)
+	PREFETCHT0 3904(DI)
+	PREFETCHT0 3968(DI)
+	PREFETCHT0 4032(DI)
+
+single_fetched:
+	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x16
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 0(%rdi,%r9), %tmm6
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0f
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tileloadd 64(%rdi,%r9), %tmm7
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0f
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// tdpbssd %tmm6, %tmm4, %tmm0
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4b
+	BYTE $0x5e
+	BYTE $0xc4
+
+	// tdpbssd %tmm7, %tmm4, %tmm1
+	BYTE       $0xc4
+	BYTE       $0xe2
+	BYTE       $0x43
+	BYTE       $0x5e
+	BYTE       $0xcc
+	PREFETCHT1 (AX)
+	PREFETCHT1 64(AX)
+	PREFETCHT1 128(AX)
+	PREFETCHT1 192(AX)
+	ADDQ       $+256, AX
+	ADDQ       advance+40(FP), SI
 	ADDQ       $+2048, DI
 	CMPQ       CX, (SP)
 	JGE        single_asked
@@ -709,8 +1656,38 @@ single_asked:
 	DECQ        R14
 
 single_next:
-	DECQ  R10
-	JNZ   single_step
+	DECQ R10
+	JNZ  single_step
+	CMPQ last+112(FP), $+0
+	JNE  single_last
+	MOVQ y+80(FP), R10
+
+	// {disp32} tilestored %tmm0, 0(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x1a
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+	// {disp32} tilestored %tmm1, 64(%r10,%r11)
+	BYTE $0xc4
+	BYTE $0x82
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x1a
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	JMP  single_end
+
+single_last:
 	TESTQ R14, R14
 	JZ    single_written
 
@@ -730,39 +1707,10 @@ single_write:
 	JNZ         single_write
 
 single_written:
-	MOVQ rows+128(FP), R10
-	CMPQ last+104(FP), $+0
-	JNE  single_last
+	MOVQ BX, R12
+	MOVQ y+80(FP), R13
+	MOVQ xscale+128(FP), R15
 
-	// {disp32} tilestored %tmm0, 0(%rax,%r11)
-	BYTE $0xc4
-	BYTE $0xa2
-	BYTE $0x7a
-	BYTE $0x4b
-	BYTE $0x84
-	BYTE $0x18
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-	BYTE $0x00
-
-	// {disp32} tilestored %tmm1, 64(%rax,%r11)
-	BYTE  $0xc4
-	BYTE  $0xa2
-	BYTE  $0x7a
-	BYTE  $0x4b
-	BYTE  $0x8c
-	BYTE  $0x18
-	BYTE  $0x40
-	BYTE  $0x00
-	BYTE  $0x00
-	BYTE  $0x00
-	MOVQ  R10, SI
-	IMULQ R11, SI
-	ADDQ  SI, AX
-	JMP   single_end
-
-single_last:
 	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
 	BYTE $0xc4
 	BYTE $0xa2
@@ -776,33 +1724,30 @@ single_last:
 	BYTE $0x00
 
 	// {disp32} tilestored %tmm1, 64(%rbx,%r9)
-	BYTE  $0xc4
-	BYTE  $0xa2
-	BYTE  $0x7a
-	BYTE  $0x4b
-	BYTE  $0x8c
-	BYTE  $0x0b
-	BYTE  $0x40
-	BYTE  $0x00
-	BYTE  $0x00
-	BYTE  $0x00
-	MOVQ  BX, R12
-	NEGQ  BX
-	ADDQ  sums+64(FP), BX
-	ADDQ  sums+64(FP), BX
-	ADDQ  $+4096, BX
-	MOVQ  AX, R13
-	MOVQ  xscale+120(FP), R15
-	MOVQ  R10, R14
-	LEAQ  (R15)(R10*4), SI
-	MOVQ  SI, xscale+120(FP)
-	IMULQ R11, R10
-	ADDQ  R10, AX
+	BYTE $0xc4
+	BYTE $0xa2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x0b
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ rows+136(FP), R14
+	MOVQ rows+136(FP), R10
+	SHLQ $+2, R10
+	ADDQ R10, xscale+128(FP)
 
 single_end:
+	MOVQ 8(SP), R10
+	ADDQ R10, y+80(FP)
+	DECQ groups+8(FP)
 	MOVQ x+16(FP), SI
 	ADDQ pitch+24(FP), SI
 	MOVQ SI, x+16(FP)
+	CMPQ groups+8(FP), $+0
+	JG   single
 
 end:
 	TESTQ R14, R14

@@ -24,6 +24,9 @@ const (
 	tilePart = 3072 // k
 )
 
+// tileLag is how many steps of k the second of two groups of rows is behind the first: as many as storing sums takes.
+const tileLag = 4
+
 // amxSet is base, the set avx512bf16, with tiles for packed rows and for attention over bfloat16.
 func amxSet(base *Set) *Set {
 	set := *base
@@ -121,14 +124,15 @@ func aligned[T mem.Scalar](v []T) []T {
 	return v[int(-mem.Address(bytes)&(cacheLine-1))*len(v)/len(bytes):]
 }
 
-// tilesQ8C is PackedQ8C. On a core whose other hardware thread is busy, weights stay in tiles.
+// tilesQ8C is PackedQ8C. On a core whose other hardware thread is busy, weights stay in tiles for many rows, and are
+// prefetched for few. Few rows do not ask: prefetching costs them little.
 func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
-	multiplyTiles(y, x, w, scratch, n, x.M >= stayRows && coreShared())
+	multiplyTiles(y, x, w, scratch, n, x.M < stayRows || coreShared())
 }
 
-// multiplyTiles is tilesQ8C, where staying says whether weights stay in tiles. It multiplies each pass of rows with all
-// tiles of the weight.
-func multiplyTiles(y Matrix[float32], x PackedRows, w, scratch []byte, n int, staying bool) {
+// multiplyTiles is tilesQ8C for a core whose other hardware thread is busy, or for another. It multiplies each pass of
+// rows with all tiles of the weight.
+func multiplyTiles(y Matrix[float32], x PackedRows, w, scratch []byte, n int, shared bool) {
 	bytes, scales := q8cTileBytes(x.K)
 	mustBePacked(x, scratch, 0)
 	y.mustHold(x.M, n)
@@ -140,10 +144,13 @@ func multiplyTiles(y Matrix[float32], x PackedRows, w, scratch []byte, n int, st
 		padded: tiledK(x.K, 0), room: aligned(room[:]), sums: aligned(sums[:]),
 	}
 
+	if shared {
+		product.fetch = 1
+	}
 	for first := 0; first < x.M; first += tilePass {
 		product.first, product.count = first, min(tilePass, x.M-first)
 		columns := 0
-		if staying && x.K%stayK == 0 && product.count >= stayRows {
+		if shared && x.K%stayK == 0 && product.count >= stayRows {
 			columns = n / TileN * TileN
 			product.stay(columns)
 		}
@@ -163,6 +170,7 @@ type tileProduct struct {
 	padded        int // bytes of a packed row
 	first, count  int // rows of the pass
 	pos, k, width int // of the part of k that is multiplied, and the width of its tiles
+	fetch         int // 1: each step prefetches the weights of the next one
 
 	room []int32 // for a kernel
 	sums []int32 // of the pass and a tile
@@ -240,8 +248,10 @@ func (p *tileProduct) add(y Matrix[float32], j int, next *float32) {
 		}
 		config := shapeTiles(rows, p.width)
 		from := &p.x.Bytes[p.first*p.padded+p.pos*p.count+row*p.width]
-		q8cTilesAMX(&config[0], groups, from, tileRows*p.width, p.width, p.count*p.width, &w[part], p.k/p.width, &p.room[0],
-			y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0], &p.x.Scale[p.first+row], rows, ahead)
+		steps := p.k / p.width
+		q8cTilesAMX(&config[0], groups, from, tileRows*p.width, p.width, p.count*p.width, &w[part], steps,
+			min(tileLag, steps-1), &p.room[0], y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0],
+			&p.x.Scale[p.first+row], rows, p.fetch, ahead)
 		row += groups * rows
 	}
 }

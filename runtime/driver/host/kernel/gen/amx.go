@@ -137,51 +137,40 @@ func inPlace(name string) Op {
 	return parameter.Addr
 }
 
-// byGroups emits body for two groups of rows as long as there are two, then for one that is left, and then end. left is
-// the number of groups.
-func byGroups(left Op, body func(groups int, id string), end func()) {
-	Label("pair")
-	CMPQ(left, I8(2))
-	JLT(LabelRef("single"))
-	body(2, "pair")
-	SUBQ(I8(2), left)
-	JMP(LabelRef("pair"))
-	Label("single")
-	CMPQ(left, I8(0))
-	JE(LabelRef("end"))
-	body(1, "single")
-	Label("end")
-	end()
-	tileRelease()
-}
-
-// q8cTiles writes the kernel of 8-bit weights. A call adds the products of a part of k to integer sums; that of the last
-// part makes float results of them.
+// q8cTiles writes the kernel of 8-bit weights. A call adds the products of a part of k to integer sums; that of the
+// last part makes float results of them.
 //
-// While two groups of rows are multiplied, the results of the two groups before them are written, and the lines that
-// the next results will go to are prefetched: two rows in each step. Written by itself, each row of results would wait
-// for its lines, in a page of its own, for as long as the products take.
+// Two groups of rows are multiplied at a time, and share the weights of a step. The second one is lag steps behind the
+// first: it begins with the weights of step lag, and ends with those before it, while the first one has gone on to the
+// next group. Sums of one group are then stored while those of the other grow; were both stored at once, the products
+// of the next groups would wait.
 //
-// Each step prefetches the weights of the next one. A core whose other hardware thread works looks less far ahead, and
-// multiplies a fifth faster with these requests. Prefetching activations, too, makes it slower. A part of what is
-// multiplied after these weights is brought to the second-level cache meanwhile: else the first two groups, which are
-// the first to read them, would wait for memory.
+// While groups are multiplied, the results of the groups before them are written, and the lines that the next results
+// will go to are prefetched: two rows in each step. Written by itself, each row of results would wait for its lines, in
+// a page of its own, for as long as the products take.
+//
+// A core whose other hardware thread works multiplies a fifth faster when each step prefetches the weights of the next
+// one; others multiply slower, since prefetches take as much of the first-level cache's time as loads. Prefetching
+// activations, too, is slower everywhere. A part of what is multiplied after these weights is brought to the
+// second-level cache meanwhile: else the first two groups, which are the first to read them, would wait for memory.
 func q8cTiles() {
 	function("q8cTilesAMX", "(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, "+
-		"steps int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, "+
-		"xscale *float32, rows int, ahead *byte)",
+		"steps int, lag int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, "+
+		"xscale *float32, rows int, fetch int, ahead *byte)",
 		"computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles of",
 		"activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the",
-		"part's first row. config is the shape of the tiles, whose rows are those of a group. y is [groups*rows][32],",
-		"ldy bytes apart: integers before the last part, to which products are added where more is not 0. The last",
-		"part makes them results: times xscale of the row and scales [32] of the column. sums is room for 2048",
-		"integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.",
-		"Weights are prefetched from ahead on, 256 bytes in each step.")
+		"part's first row. The second of two groups is lag (1..steps-1) steps behind the first; with lag 0 groups are",
+		"multiplied one by one. config is the shape of the tiles, whose rows are those of a group. y is",
+		"[groups*rows][32], ldy bytes apart: integers before the last part, to which products are added where more is",
+		"not 0. The last part makes them results: times xscale of the row and scales [32] of the column. sums is room",
+		"for 2048 integers. next, if it is not nil, is where memory is asked for the first rows that are written after",
+		"these. Where fetch is not 0, each step prefetches the weights of the next one. Others are prefetched from ahead",
+		"on, 256 bytes in each step.")
 	k := &q8cTileKernel{
-		x0: reg.RSI, x1: reg.R8, w: reg.RDI, count: reg.R10, stride: reg.RDX, line: reg.R9,
-		sums: reg.RBX, y: reg.RAX, ldy: reg.R11, asked: reg.RCX,
+		x: [2]reg.GPPhysical{reg.RSI, reg.R8}, w: reg.RDI, count: reg.R10, stride: reg.RDX, line: reg.R9,
+		sums: reg.RBX, ldy: reg.R11, asked: reg.RCX, ahead: reg.RAX,
 		pending: pendingRows{sums: reg.R12, y: reg.R13, ldy: reg.R11, scale: reg.R15, left: reg.R14},
-		until:   AllocLocal(8),
+		until:   AllocLocal(8), group: AllocLocal(8),
 	}
 	load("config", reg.RAX)
 	tileConfigure()
@@ -191,19 +180,21 @@ func q8cTiles() {
 	}
 	load("stride", k.stride)
 	load("ldy", k.ldy)
-	load("y", k.y)
 	load("sums", k.sums)
+	load("ahead", k.ahead)
 	MOVQ(I32(q8cQuadBytes), k.line)
+	load("rows", k.count)
+	IMULQ(k.ldy, k.count)
+	MOVQ(k.count, k.group)
 	XORQ(k.pending.left, k.pending.left)
-	byGroups(inPlace("groups"), func(groups int, id string) {
-		k.begin(groups, id)
-		Label(id + "_step")
-		k.step(groups, id)
-		DECQ(k.count)
-		JNZ(LabelRef(id + "_step"))
-		k.pending.rest(id)
-		k.end(groups, id)
-	}, func() { k.pending.rest("last") })
+	CMPQ(inPlace("lag"), I8(0))
+	JE(LabelRef("single"))
+	k.pairs()
+	Label("single")
+	k.singles()
+	Label("end")
+	k.pending.rest("last")
+	tileRelease()
 	VZEROUPPER()
 	RET()
 }
@@ -218,77 +209,153 @@ const (
 
 // q8cTileKernel are the registers of q8cTilesAMX.
 type q8cTileKernel struct {
-	x0, x1, stride reg.GPPhysical // tiles of activations of both groups, and the bytes from row to row
-	w, line        reg.GPPhysical // weights of the step, and the bytes from quad to quad
-	count          reg.GPPhysical // steps that are left; between groups, scratch
-	sums           reg.GPPhysical // room for the integer sums of a pair of groups
-	y, ldy         reg.GPPhysical
-	asked          reg.GPPhysical // the row of y that is prefetched next
-	until          Mem            // the first row that is not prefetched
-	pending        pendingRows    // results of the groups before
+	x       [2]reg.GPPhysical // tiles of activations of both groups
+	stride  reg.GPPhysical    // bytes from row to row of them
+	w, line reg.GPPhysical    // weights of the step, and the bytes from quad to quad
+	count   reg.GPPhysical    // steps that are left; between groups, scratch
+	sums    reg.GPPhysical    // room for the integer sums of a pair of groups
+	ldy     reg.GPPhysical
+	asked   reg.GPPhysical // the row of y that is prefetched next
+	ahead   reg.GPPhysical // weights that are prefetched for later
+	until   Mem         // the first row that is not prefetched
+	group   Mem         // bytes from group to group of y
+	pending pendingRows // results of the groups before
 }
 
-// begin starts the sums and the pointers of some groups.
-func (k *q8cTileKernel) begin(groups int, id string) {
-	load("rows", k.count)
-	if groups == 2 {
-		ADDQ(k.count, k.count)
+// pairs multiplies two groups at a time, and then jumps to the end. The parameter x is the first group of a pair, y the
+// next group whose sums will be complete, and groups the number of those that are not.
+func (k *q8cTileKernel) pairs() {
+	CMPQ(inPlace("groups"), I8(2))
+	JLT(LabelRef("single"))
+	load("x", k.x[0])
+	k.begin(0, "lead", 0)
+	k.steps("lead", k.firstSteps, 0)
+
+	Label("pair")
+	MOVQ(k.x[0], k.x[1])
+	ADDQ(inPlace("pitch"), k.x[1])
+	k.begin(1, "pair", 1)
+	k.steps("pair", k.lastSteps, 0, 1)
+	load("x", k.x[1]) // the second group goes on with the first weights
+	ADDQ(inPlace("pitch"), k.x[1])
+	k.end(0, "pair")
+	CMPQ(inPlace("groups"), I8(2))
+	JLT(LabelRef("trail"))
+	MOVQ(k.x[1], k.x[0])
+	ADDQ(inPlace("pitch"), k.x[0])
+	MOVQ(k.x[0], inPlace("x"))
+	k.begin(0, "next", 1)
+	k.steps("next", k.firstSteps, 0, 1)
+	k.end(1, "next")
+	CMPQ(inPlace("groups"), I8(2))
+	JGE(LabelRef("pair"))
+	k.steps("alone", k.lastSteps, 0)
+	k.end(0, "alone")
+	JMP(LabelRef("end"))
+
+	Label("trail")
+	k.steps("trail", k.firstSteps, 1)
+	k.end(1, "trail")
+	JMP(LabelRef("end"))
+}
+
+// singles multiplies one group after the other.
+func (k *q8cTileKernel) singles() {
+	load("x", k.x[0])
+	k.begin(0, "single", 0)
+	k.steps("single", func() {
+		load("w", k.w)
+		load("steps", k.count)
+	}, 0)
+	k.end(0, "single")
+	load("x", k.x[0])
+	ADDQ(inPlace("pitch"), k.x[0])
+	MOVQ(k.x[0], inPlace("x"))
+	CMPQ(inPlace("groups"), I8(0))
+	JG(LabelRef("single"))
+}
+
+// firstSteps are those that the second of two groups ends with.
+func (k *q8cTileKernel) firstSteps() {
+	load("w", k.w)
+	load("lag", k.count)
+}
+
+// lastSteps are those behind the first ones.
+func (k *q8cTileKernel) lastSteps() {
+	load("steps", k.count)
+	SUBQ(inPlace("lag"), k.count)
+}
+
+// begin starts the sums of a group, the first or the second of two, whose rows of y lie so many groups behind those at
+// y. The first one has the rows of both prefetched.
+func (k *q8cTileKernel) begin(of int, id string, behind int) {
+	load("y", k.count)
+	for range behind {
+		ADDQ(k.group, k.count)
 	}
-	IMULQ(k.ldy, k.count) // from y to y
 	CMPQ(inPlace("more"), I8(0))
 	JNE(LabelRef(id + "_more"))
-	tileZero(2 * groups)
+	for half := range 2 {
+		tileClear(2*of + half)
+	}
 	JMP(LabelRef(id + "_begin"))
 	Label(id + "_more")
-	MOVQ(k.y, k.x0)
-	for group := range groups {
-		for half := range 2 {
-			tileLoad(2*group+half, k.x0, k.ldy, 64*half)
-		}
-		if groups == 2 && group == 0 {
-			MOVQ(k.ldy, k.x1)
-			SHLQ(I8(4), k.x1)
-			ADDQ(k.x1, k.x0)
-		}
+	for half := range 2 {
+		tileLoad(2*of+half, k.count, k.ldy, 64*half)
 	}
 	Label(id + "_begin")
-	k.lookAhead(groups, id)
-	load("x", k.x0)
-	MOVQ(k.x0, k.x1)
-	ADDQ(inPlace("pitch"), k.x1)
-	load("w", k.w)
-	load("steps", k.count)
+	if of == 0 {
+		k.lookAhead(id, behind)
+	}
 }
 
-// lookAhead finds out which rows are prefetched: those of the next groups, count bytes behind these, or those at next.
-func (k *q8cTileKernel) lookAhead(groups int, id string) {
-	LEAQ(Mem{Base: k.y, Index: k.count, Scale: 1}, k.asked)
-	CMPQ(inPlace("groups"), I8(groups))
+// lookAhead finds out which rows are prefetched while the groups at count, and one behind, are multiplied: those of the
+// next two, or those at next.
+func (k *q8cTileKernel) lookAhead(id string, behind int) {
+	for range 2 {
+		ADDQ(k.group, k.count)
+	}
+	MOVQ(k.count, k.asked)
+	CMPQ(inPlace("groups"), I8(2+behind))
 	JG(LabelRef(id + "_ask"))
 	load("next", k.asked)
 	Label(id + "_ask")
-	ADDQ(k.asked, k.count)
+	MOVQ(k.asked, k.count)
 	TESTQ(k.asked, k.asked)
-	CMOVQEQ(k.asked, k.count)
+	JZ(LabelRef(id + "_until"))
+	for range 2 {
+		ADDQ(k.group, k.count)
+	}
+	Label(id + "_until")
 	MOVQ(k.count, k.until)
 }
 
+// steps emits a loop over the steps that prepare tells, for some of two groups.
+func (k *q8cTileKernel) steps(id string, prepare func(), of ...int) {
+	prepare()
+	Label(id + "_step")
+	k.step(id, of)
+	DECQ(k.count)
+	JNZ(LabelRef(id + "_step"))
+}
+
 // step multiplies one step, prefetches weights and two rows of y, and writes the results of two rows.
-func (k *q8cTileKernel) step(groups int, id string) {
+func (k *q8cTileKernel) step(id string, of []int) {
+	CMPQ(inPlace("fetch"), I8(0))
+	JEQ(LabelRef(id + "_fetched"))
 	for line := range q8cTileBytes / 64 {
 		PREFETCHT0(Mem{Base: k.w, Disp: q8cTileBytes + 64*line})
 	}
-	k.multiply(groups)
-	ahead := k.x1 // free until the next step
-	MOVQ(inPlace("ahead"), ahead)
+	Label(id + "_fetched")
+	k.multiply(of)
 	for line := range q8cAheadBytes / 64 {
-		PREFETCHT1(Mem{Base: ahead, Disp: 64 * line})
+		PREFETCHT1(Mem{Base: k.ahead, Disp: 64 * line})
 	}
-	ADDQ(I32(q8cAheadBytes), ahead)
-	MOVQ(ahead, inPlace("ahead"))
-	ADDQ(inPlace("advance"), k.x0)
-	MOVQ(k.x0, k.x1)
-	ADDQ(inPlace("pitch"), k.x1)
+	ADDQ(I32(q8cAheadBytes), k.ahead)
+	for _, group := range of {
+		ADDQ(inPlace("advance"), k.x[group])
+	}
 	ADDQ(I32(q8cTileBytes), k.w)
 	CMPQ(k.asked, k.until)
 	JGE(LabelRef(id + "_asked"))
@@ -306,66 +373,56 @@ func (k *q8cTileKernel) step(groups int, id string) {
 	Label(id + "_next")
 }
 
-// multiply emits the loads and the products of one step of both groups of rows, or of the first alone.
-func (k *q8cTileKernel) multiply(groups int) {
-	tileLoad(tileX0, k.x0, k.stride, 0)
+// multiply emits the loads and the products of one step of some of two groups.
+func (k *q8cTileKernel) multiply(of []int) {
+	tileLoad(tileX0+of[0], k.x[of[0]], k.stride, 0)
 	tileLoad(tileW0, k.w, k.line, 0)
 	tileLoad(tileW1, k.w, k.line, 64)
-	if groups == 2 {
-		tileLoad(tileX1, k.x1, k.stride, 0)
+	for _, group := range of[1:] {
+		tileLoad(tileX0+group, k.x[group], k.stride, 0)
 	}
-	for group := range groups {
+	for _, group := range of {
 		tileMultiply(2*group, tileX0+group, tileW0)
 		tileMultiply(2*group+1, tileX0+group, tileW1)
 	}
 }
 
-// end stores the sums of the groups: in y, or, after the last part, where their results are made from them while the
-// next groups are multiplied.
-func (k *q8cTileKernel) end(groups int, id string) {
-	load("rows", k.count)
+// end stores the sums of a group, the first or the second of two: in y, or, after the last part, where their results
+// are made from them while the next groups are multiplied. Two rooms alternate, so that the sums of the groups before
+// stay until their results are written; the second group follows the first.
+func (k *q8cTileKernel) end(of int, id string) {
 	CMPQ(inPlace("last"), I8(0))
 	JNE(LabelRef(id + "_last"))
-	for group := range groups {
-		for half := range 2 {
-			tileStore(2*group+half, k.y, k.ldy, 64*half)
-		}
-		MOVQ(k.count, k.x0)
-		IMULQ(k.ldy, k.x0)
-		ADDQ(k.x0, k.y)
+	load("y", k.count)
+	for half := range 2 {
+		tileStore(2*of+half, k.count, k.ldy, 64*half)
 	}
 	JMP(LabelRef(id + "_end"))
-	Label(id + "_last")
-	k.makePending(groups)
-	Label(id + "_end")
-	load("x", k.x0)
-	for range groups {
-		ADDQ(inPlace("pitch"), k.x0)
-	}
-	MOVQ(k.x0, inPlace("x"))
-}
 
-// makePending stores the sums of the groups, whose results are written while the next groups are multiplied. Sums
-// alternate between two rooms, so that those of the groups before stay until their results are written.
-func (k *q8cTileKernel) makePending(groups int) {
-	for tile := range 2 * groups {
-		tileStore(tile, k.sums, k.line, q8cGroupBytes*(tile/2)+64*(tile%2))
+	Label(id + "_last")
+	if of == 0 {
+		k.pending.rest(id)
+		MOVQ(k.sums, k.pending.sums)
+		load("y", k.pending.y)
+		load("xscale", k.pending.scale)
 	}
-	if groups == 2 {
-		ADDQ(k.count, k.count)
+	for half := range 2 {
+		tileStore(2*of+half, k.sums, k.line, q8cGroupBytes*of+64*half)
 	}
-	MOVQ(k.sums, k.pending.sums)
-	NEGQ(k.sums) // the other one of two rooms
-	ADDQ(inPlace("sums"), k.sums)
-	ADDQ(inPlace("sums"), k.sums)
-	ADDQ(I32(2*q8cGroupBytes), k.sums)
-	MOVQ(k.y, k.pending.y)
-	load("xscale", k.pending.scale)
-	MOVQ(k.count, k.pending.left)
-	LEAQ(Mem{Base: k.pending.scale, Index: k.count, Scale: 4}, k.x0)
-	MOVQ(k.x0, inPlace("xscale"))
-	IMULQ(k.ldy, k.count)
-	ADDQ(k.count, k.y)
+	ADDQ(inPlace("rows"), k.pending.left)
+	if of == 1 {
+		NEGQ(k.sums) // the other one of two rooms
+		ADDQ(inPlace("sums"), k.sums)
+		ADDQ(inPlace("sums"), k.sums)
+		ADDQ(I32(2*q8cGroupBytes), k.sums)
+	}
+	load("rows", k.count)
+	SHLQ(I8(2), k.count)
+	ADDQ(k.count, inPlace("xscale"))
+	Label(id + "_end")
+	MOVQ(k.group, k.count)
+	ADDQ(k.count, inPlace("y"))
+	DECQ(inPlace("groups"))
 }
 
 // pendingRows are registers of rows of products whose results are not written yet.
