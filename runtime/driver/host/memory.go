@@ -18,7 +18,7 @@ func memory() *capability.Memory {
 			ExpertRows:  groupRows, ExpertWords: groupCells,
 			OutlierCols: outlierCols,
 			// kernel.AttentionScratch
-			AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
+			AttentionRows: 8, AttentionLines: 256, AttentionKeys: 128,
 		},
 	}
 }

@@ -247,7 +247,7 @@ func (a *Attention) first(r int) int {
 // many more as their heads leave of attentionLines: the fewer heads share keys and values, the more rows must.
 const (
 	attentionRows  = 8
-	attentionLines = 64
+	attentionLines = 256
 	keyBlock       = 128
 )
 

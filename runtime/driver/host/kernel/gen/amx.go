@@ -217,9 +217,9 @@ type q8cTileKernel struct {
 	ldy     reg.GPPhysical
 	asked   reg.GPPhysical // the row of y that is prefetched next
 	ahead   reg.GPPhysical // weights that are prefetched for later
-	until   Mem         // the first row that is not prefetched
-	group   Mem         // bytes from group to group of y
-	pending pendingRows // results of the groups before
+	until   Mem            // the first row that is not prefetched
+	group   Mem            // bytes from group to group of y
+	pending pendingRows    // results of the groups before
 }
 
 // pairs multiplies two groups at a time, and then jumps to the end. The parameter x is the first group of a pair, y the
