@@ -18,7 +18,7 @@ var defaultScratch = capability.Scratch{
 	UnpackWords: 4<<10 + 448*32,
 	ExpertRows:  256, ExpertWords: 1 << 16,
 	OutlierCols:   256,
-	AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
+	AttentionRows: 8, AttentionLines: 256, AttentionKeys: 128,
 }
 
 // DefaultMemory returns what is counted for kernels without a description, with a library that keeps weights or
