@@ -287,9 +287,9 @@ func (k *q8cTileKernel) lastSteps() {
 	SUBQ(inPlace("lag"), k.count)
 }
 
-// begin starts the sums of a group, the first or the second of two, whose rows of y lie so many groups behind those at
-// y. The first one has the rows of both prefetched.
-func (k *q8cTileKernel) begin(of int, id string, behind int) {
+// begin starts the sums of the first group of two (0) or of the second (1), whose rows of y lie so many groups behind
+// those at y. The first has the rows of both prefetched.
+func (k *q8cTileKernel) begin(which int, id string, behind int) {
 	load("y", k.count)
 	for range behind {
 		ADDQ(k.group, k.count)
@@ -297,15 +297,15 @@ func (k *q8cTileKernel) begin(of int, id string, behind int) {
 	CMPQ(inPlace("more"), I8(0))
 	JNE(LabelRef(id + "_more"))
 	for half := range 2 {
-		tileClear(2*of + half)
+		tileClear(2*which + half)
 	}
 	JMP(LabelRef(id + "_begin"))
 	Label(id + "_more")
 	for half := range 2 {
-		tileLoad(2*of+half, k.count, k.ldy, 64*half)
+		tileLoad(2*which+half, k.count, k.ldy, 64*half)
 	}
 	Label(id + "_begin")
-	if of == 0 {
+	if which == 0 {
 		k.lookAhead(id, behind)
 	}
 }
@@ -331,29 +331,29 @@ func (k *q8cTileKernel) lookAhead(id string, behind int) {
 	MOVQ(k.count, k.until)
 }
 
-// steps emits a loop over the steps that prepare tells, for some of two groups.
-func (k *q8cTileKernel) steps(id string, prepare func(), of ...int) {
+// steps emits a loop over so many steps as prepare counts, of the first group of two (0), the second (1), or both.
+func (k *q8cTileKernel) steps(id string, prepare func(), which ...int) {
 	prepare()
 	Label(id + "_step")
-	k.step(id, of)
+	k.step(id, which)
 	DECQ(k.count)
 	JNZ(LabelRef(id + "_step"))
 }
 
 // step multiplies one step, prefetches weights and two rows of y, and writes the results of two rows.
-func (k *q8cTileKernel) step(id string, of []int) {
+func (k *q8cTileKernel) step(id string, which []int) {
 	CMPQ(inPlace("fetch"), I8(0))
 	JEQ(LabelRef(id + "_fetched"))
 	for line := range q8cTileBytes / 64 {
 		PREFETCHT0(Mem{Base: k.w, Disp: q8cTileBytes + 64*line})
 	}
 	Label(id + "_fetched")
-	k.multiply(of)
+	k.multiply(which)
 	for line := range q8cAheadBytes / 64 {
 		PREFETCHT1(Mem{Base: k.ahead, Disp: 64 * line})
 	}
 	ADDQ(I32(q8cAheadBytes), k.ahead)
-	for _, group := range of {
+	for _, group := range which {
 		ADDQ(inPlace("advance"), k.x[group])
 	}
 	ADDQ(I32(q8cTileBytes), k.w)
@@ -373,44 +373,44 @@ func (k *q8cTileKernel) step(id string, of []int) {
 	Label(id + "_next")
 }
 
-// multiply emits the loads and the products of one step of some of two groups.
-func (k *q8cTileKernel) multiply(of []int) {
-	tileLoad(tileX0+of[0], k.x[of[0]], k.stride, 0)
+// multiply emits the loads and the products of one step of the first group, the second, or both.
+func (k *q8cTileKernel) multiply(which []int) {
+	tileLoad(tileX0+which[0], k.x[which[0]], k.stride, 0)
 	tileLoad(tileW0, k.w, k.line, 0)
 	tileLoad(tileW1, k.w, k.line, 64)
-	for _, group := range of[1:] {
+	for _, group := range which[1:] {
 		tileLoad(tileX0+group, k.x[group], k.stride, 0)
 	}
-	for _, group := range of {
+	for _, group := range which {
 		tileMultiply(2*group, tileX0+group, tileW0)
 		tileMultiply(2*group+1, tileX0+group, tileW1)
 	}
 }
 
-// end stores the sums of a group, the first or the second of two: in y, or, after the last part, where their results
-// are made from them while the next groups are multiplied. Two rooms alternate, so that the sums of the groups before
-// stay until their results are written; the second group follows the first.
-func (k *q8cTileKernel) end(of int, id string) {
+// end stores the sums of the first group of two (0) or of the second (1): in y, or, after the last part, where their
+// results are made from them while the next groups are multiplied. Two rooms alternate, so that the sums of the
+// groups before stay until their results are written; the second group follows the first.
+func (k *q8cTileKernel) end(which int, id string) {
 	CMPQ(inPlace("last"), I8(0))
 	JNE(LabelRef(id + "_last"))
 	load("y", k.count)
 	for half := range 2 {
-		tileStore(2*of+half, k.count, k.ldy, 64*half)
+		tileStore(2*which+half, k.count, k.ldy, 64*half)
 	}
 	JMP(LabelRef(id + "_end"))
 
 	Label(id + "_last")
-	if of == 0 {
+	if which == 0 {
 		k.pending.rest(id)
 		MOVQ(k.sums, k.pending.sums)
 		load("y", k.pending.y)
 		load("xscale", k.pending.scale)
 	}
 	for half := range 2 {
-		tileStore(2*of+half, k.sums, k.line, q8cGroupBytes*of+64*half)
+		tileStore(2*which+half, k.sums, k.line, q8cGroupBytes*which+64*half)
 	}
 	ADDQ(inPlace("rows"), k.pending.left)
-	if of == 1 {
+	if which == 1 {
 		NEGQ(k.sums) // the other one of two rooms
 		ADDQ(inPlace("sums"), k.sums)
 		ADDQ(inPlace("sums"), k.sums)
