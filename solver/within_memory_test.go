@@ -114,7 +114,7 @@ func TestMemoryBoundTriesFewPairs(t *testing.T) {
 	work.Buckets, work.Context = workload.Rows{64}, 512
 	work.Prompts = workload.Prompts{{Tokens: 40, Share: 1}, {Tokens: 200, Share: 1}}
 	in := Input{Model: model, SoC: soc, Costs: profiled(t, soc, model, work), Workload: work, Engine: exact.Engine{},
-		MaxMemory: 26 << 20}
+		MaxMemory: 113 << 18}
 
 	tried := 0
 	in.Progress = func(p Progress) {
@@ -147,7 +147,7 @@ func TestMemoryBoundBeginsWithFewBuckets(t *testing.T) {
 	work.Buckets, work.Context = workload.Rows{64, 256}, 512
 	work.Prompts = workload.Prompts{{Tokens: 40, Share: 1}, {Tokens: 200, Share: 1}}
 	in := Input{Model: model, SoC: soc, Costs: profiled(t, soc, model, work), Workload: work, Engine: exact.Engine{},
-		MaxMemory: 28 << 20}
+		MaxMemory: 111 << 18}
 
 	tried := map[string]int{}
 	in.Progress = func(p Progress) { tried[p.Phase] = max(tried[p.Phase], p.Done) }
@@ -155,8 +155,8 @@ func TestMemoryBoundBeginsWithFewBuckets(t *testing.T) {
 	if least := plan.Solver[len(plan.Solver)-1].BoundNS; least < 100e6 {
 		t.Errorf("the bound of all plans is %d nJ, want 100e6", least)
 	}
-	const few, most = "fit 28 MiB of memory, 1 buckets", 30
-	if tried[few] == 0 || tried["fit 28 MiB of memory, 2 buckets"] > most {
+	const few, most = "fit 27.8 MiB of memory, 1 buckets", 40
+	if tried[few] == 0 || tried["fit 27.8 MiB of memory, 2 buckets"] > most {
 		t.Errorf("pairs tried: %v, want at most %d with 2 buckets", tried, most)
 	}
 }

@@ -328,7 +328,7 @@ func TestDecodeAllocatesNothing(t *testing.T) {
 		procs: pairOn(s0, s1), rows: []int{1, 8}, context: 128, scheme: op.A8TQ8C, layout: byPairs,
 	}), executor.Options{})
 
-	const tokens = 100
+	const tokens = 40
 	allocations := decodingAllocations(t, x, tokens)
 
 	// The watchdog's ticker and the runtime itself may allocate a little beside the lanes.
