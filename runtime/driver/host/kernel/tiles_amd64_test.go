@@ -236,7 +236,7 @@ func TestTileProducts(t *testing.T) {
 			}
 		}
 
-		// Parts of k and of the rows.
+		// Parts of k with their pieces, and passes of the rows.
 		for _, s := range []shape{
 			{m: 24, k: tilePart + 64 + 5, n: 32}, {m: 33, k: 2*tilePart + 200, n: 40}, {m: 80, k: 2 * tilePart, n: 65},
 			{m: 270, k: 70, n: 33}, {m: 300, k: 600, n: 32}, {m: 140, k: 1000, n: 64},

@@ -23,10 +23,10 @@ const tilesModelled = true
 // describes them, and every rule whose violation a processor answers with an exception is checked.
 
 func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps, lag int,
-	sums *int32, y *float32, ldy int, next *float32, more, last int, scales, xscale *float32, rows, fetch int,
-	ahead *byte) {
-	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, lag, sums, y, ldy, next, more, last, scales,
-		xscale, rows, fetch, ahead)
+	sums *int32, before *float32, ldb int, y *float32, ldy int, next *float32, last int, scales, xscale *float32,
+	rows, fetch int, ahead *byte) {
+	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, lag, sums, before, ldb, y, ldy, next, last,
+		scales, xscale, rows, fetch, ahead)
 }
 
 func q8cStayingAMX(config *byte, groups int, x *byte, pitch, next, advance int, panel *byte, steps int, dots, sums,
@@ -330,19 +330,20 @@ func (m *machine) tileInstruction(code []byte) {
 		m.configured, m.tiles = false, [8]tile{}
 	case opcode == 0x49 && !memory && prefix == 3 && low == 0:
 		m.usable(register).data = [16][64]byte{}
-	case opcode == 0x4b && mod>>6 == 2 && low == 4 && prefix >= 2:
+	case opcode == 0x4b && mod>>6 == 2 && low == 4 && prefix >= 1:
 		base, index := code[5]&7|extended&1<<3, code[5]>>3&7|extended>>1&1<<3
 		address := m.general[base] + uint64(int32(binary.LittleEndian.Uint32(code[6:])))
 		stride, tile := m.general[index]<<(code[5]>>6), m.usable(register)
-		if prefix == 3 {
+		stores := prefix == 2 // others load, 1 with a hint
+		if !stores {
 			tile.data = [16][64]byte{}
 		}
 		for row := range tile.rows {
 			piece := at(address+uint64(row)*stride, tile.bytes)
-			if prefix == 3 {
-				copy(tile.data[row][:], piece)
-			} else {
+			if stores {
 				copy(piece, tile.data[row][:tile.bytes])
+			} else {
+				copy(tile.data[row][:], piece)
 			}
 		}
 	case opcode == 0x5e && !memory && prefix == 3:

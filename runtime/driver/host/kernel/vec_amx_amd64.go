@@ -4,18 +4,19 @@
 
 package kernel
 
-// q8cTilesAMX computes products of groups of rows with a part of a q8c tile. x is the first of steps (at least 1) tiles of
-// activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the
-// part's first row. The second of two groups is lag (1..steps-1) steps behind the first; with lag 0 groups are
-// multiplied one by one. config is the shape of the tiles, whose rows are those of a group. y is
-// [groups*rows][32], ldy bytes apart: integers before the last part, to which products are added where more is
-// not 0. The last part makes them results: times xscale of the row and scales [32] of the column. sums is room
-// for 2048 integers. next, if it is not nil, is where memory is asked for the first rows that are written after
-// these. Where fetch is not 0, each step prefetches the weights of the next one. Others are prefetched from ahead
-// on, 256 bytes in each step.
+// q8cTilesAMX computes products of groups of rows with a piece of a q8c tile. x is the first of steps (at least 1) tiles
+// of activations, stride bytes from row to row, advance from tile to tile and pitch from group to group; w is the
+// piece's first row. The second of two groups is lag (1..steps-1) steps behind the first; with lag 0 groups are
+// multiplied one by one. config is the shape of the tiles, whose rows are those of a group. The products are
+// added to before [groups*rows][32], integers in rows ldb bytes apart, or to nothing if it is nil and ldb is 0,
+// and written to y [groups*rows][32], in rows ldy bytes apart: integers as well, unless last is not 0, when they
+// become results, times xscale of the row and scales [32] of the column. y may be before. sums is room for 2048
+// integers. next, if it is not nil, is where memory is asked for the first rows that are written after these.
+// Where fetch is not 0, each step prefetches the weights of the next one. Others are prefetched from ahead on,
+// 256 bytes in each step.
 //
 //go:noescape
-func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, lag int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, fetch int, ahead *byte)
+func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, lag int, sums *int32, before *float32, ldb int, y *float32, ldy int, next *float32, last int, scales *float32, xscale *float32, rows int, fetch int, ahead *byte)
 
 // q8cStayingAMX adds products of groups of rows with steps (at least 1), 128 k of a q8c tile each, to sums [groups][2][16][16].
 // x is the first tile of activations, next bytes before the other one of the step, advance before the next

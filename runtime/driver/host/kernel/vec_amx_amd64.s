@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, lag int, sums *int32, y *float32, ldy int, next *float32, more int, last int, scales *float32, xscale *float32, rows int, fetch int, ahead *byte)
+// func q8cTilesAMX(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, lag int, sums *int32, before *float32, ldb int, y *float32, ldy int, next *float32, last int, scales *float32, xscale *float32, rows int, fetch int, ahead *byte)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·q8cTilesAMX(SB), NOSPLIT, $16-160
+TEXT ·q8cTilesAMX(SB), NOSPLIT, $24-168
 	MOVQ config+0(FP), AX
 
 	// ldtilecfg (%rax)
@@ -15,26 +15,29 @@ TEXT ·q8cTilesAMX(SB), NOSPLIT, $16-160
 	BYTE    $0x78
 	BYTE    $0x49
 	BYTE    $0x00
-	MOVQ    scales+120(FP), AX
+	MOVQ    scales+128(FP), AX
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	MOVQ    stride+32(FP), DX
-	MOVQ    ldy+88(FP), R11
+	MOVQ    ldy+104(FP), R11
 	MOVQ    sums+72(FP), BX
-	MOVQ    ahead+152(FP), AX
+	MOVQ    ahead+160(FP), AX
 	MOVQ    $+128, R9
-	MOVQ    rows+136(FP), R10
+	MOVQ    rows+144(FP), R10
 	IMULQ   R11, R10
 	MOVQ    R10, 8(SP)
+	MOVQ    rows+144(FP), R10
+	IMULQ   ldb+88(FP), R10
+	MOVQ    R10, 16(SP)
 	XORQ    R14, R14
 	CMPQ    lag+64(FP), $+0
 	JE      single
 	CMPQ    groups+8(FP), $+2
 	JLT     single
 	MOVQ    x+16(FP), SI
-	MOVQ    y+80(FP), R10
-	CMPQ    more+104(FP), $+0
-	JNE     lead_more
+	MOVQ    before+80(FP), R10
+	TESTQ   R10, R10
+	JNZ     lead_more
 
 	// tilezero %tmm0
 	BYTE $0xc4
@@ -52,6 +55,8 @@ TEXT ·q8cTilesAMX(SB), NOSPLIT, $16-160
 	JMP  lead_begin
 
 lead_more:
+	MOVQ ldb+88(FP), R11
+
 	// {disp32} tileloadd 0(%r10,%r11), %tmm0
 	BYTE $0xc4
 	BYTE $0x82
@@ -75,14 +80,16 @@ lead_more:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
+	MOVQ ldy+104(FP), R11
 
 lead_begin:
+	MOVQ y+96(FP), R10
 	ADDQ 8(SP), R10
 	ADDQ 8(SP), R10
 	MOVQ R10, CX
 	CMPQ groups+8(FP), $+2
 	JG   lead_ask
-	MOVQ next+96(FP), CX
+	MOVQ next+112(FP), CX
 
 lead_ask:
 	MOVQ  CX, R10
@@ -97,7 +104,7 @@ lead_until:
 	MOVQ lag+64(FP), R10
 
 lead_step:
-	CMPQ       fetch+144(FP), $+0
+	CMPQ       fetch+152(FP), $+0
 	JEQ        lead_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
@@ -133,10 +140,10 @@ lead_step:
 	PREFETCHT0 4032(DI)
 
 lead_fetched:
-	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	// {disp32} tileloaddt1 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xa4
 	BYTE $0x16
@@ -265,12 +272,11 @@ lead_next:
 	JNZ  lead_step
 
 pair:
-	MOVQ SI, R8
-	ADDQ pitch+24(FP), R8
-	MOVQ y+80(FP), R10
-	ADDQ 8(SP), R10
-	CMPQ more+104(FP), $+0
-	JNE  pair_more
+	MOVQ  SI, R8
+	ADDQ  pitch+24(FP), R8
+	MOVQ  before+80(FP), R10
+	TESTQ R10, R10
+	JNZ   pair_more
 
 	// tilezero %tmm2
 	BYTE $0xc4
@@ -288,6 +294,9 @@ pair:
 	JMP  pair_begin
 
 pair_more:
+	ADDQ 16(SP), R10
+	MOVQ ldb+88(FP), R11
+
 	// {disp32} tileloadd 0(%r10,%r11), %tmm2
 	BYTE $0xc4
 	BYTE $0x82
@@ -311,13 +320,14 @@ pair_more:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
+	MOVQ ldy+104(FP), R11
 
 pair_begin:
 	MOVQ steps+56(FP), R10
 	SUBQ lag+64(FP), R10
 
 pair_step:
-	CMPQ       fetch+144(FP), $+0
+	CMPQ       fetch+152(FP), $+0
 	JEQ        pair_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
@@ -353,10 +363,10 @@ pair_step:
 	PREFETCHT0 4032(DI)
 
 pair_fetched:
-	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	// {disp32} tileloaddt1 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xa4
 	BYTE $0x16
@@ -389,10 +399,10 @@ pair_fetched:
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	// {disp32} tileloaddt1 0(%r8,%rdx), %tmm5
 	BYTE $0xc4
 	BYTE $0xc2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xac
 	BYTE $0x10
@@ -512,9 +522,9 @@ pair_next:
 	JNZ  pair_step
 	MOVQ x+16(FP), R8
 	ADDQ pitch+24(FP), R8
-	CMPQ last+112(FP), $+0
+	CMPQ last+120(FP), $+0
 	JNE  pair_last
-	MOVQ y+80(FP), R10
+	MOVQ y+96(FP), R10
 
 	// {disp32} tilestored %tmm0, 0(%r10,%r11)
 	BYTE $0xc4
@@ -562,8 +572,8 @@ pair_write:
 
 pair_written:
 	MOVQ BX, R12
-	MOVQ y+80(FP), R13
-	MOVQ xscale+128(FP), R15
+	MOVQ y+96(FP), R13
+	MOVQ xscale+136(FP), R15
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
 	BYTE $0xc4
@@ -588,24 +598,25 @@ pair_written:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
-	ADDQ rows+136(FP), R14
-	MOVQ rows+136(FP), R10
+	ADDQ rows+144(FP), R14
+	MOVQ rows+144(FP), R10
 	SHLQ $+2, R10
-	ADDQ R10, xscale+128(FP)
+	ADDQ R10, xscale+136(FP)
 
 pair_end:
-	MOVQ 8(SP), R10
-	ADDQ R10, y+80(FP)
-	DECQ groups+8(FP)
-	CMPQ groups+8(FP), $+2
-	JLT  trail
-	MOVQ R8, SI
-	ADDQ pitch+24(FP), SI
-	MOVQ SI, x+16(FP)
-	MOVQ y+80(FP), R10
-	ADDQ 8(SP), R10
-	CMPQ more+104(FP), $+0
-	JNE  next_more
+	MOVQ  8(SP), R10
+	ADDQ  R10, y+96(FP)
+	MOVQ  16(SP), R10
+	ADDQ  R10, before+80(FP)
+	DECQ  groups+8(FP)
+	CMPQ  groups+8(FP), $+2
+	JLT   trail
+	MOVQ  R8, SI
+	ADDQ  pitch+24(FP), SI
+	MOVQ  SI, x+16(FP)
+	MOVQ  before+80(FP), R10
+	TESTQ R10, R10
+	JNZ   next_more
 
 	// tilezero %tmm0
 	BYTE $0xc4
@@ -623,6 +634,9 @@ pair_end:
 	JMP  next_begin
 
 next_more:
+	ADDQ 16(SP), R10
+	MOVQ ldb+88(FP), R11
+
 	// {disp32} tileloadd 0(%r10,%r11), %tmm0
 	BYTE $0xc4
 	BYTE $0x82
@@ -646,14 +660,17 @@ next_more:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
+	MOVQ ldy+104(FP), R11
 
 next_begin:
+	MOVQ y+96(FP), R10
+	ADDQ 8(SP), R10
 	ADDQ 8(SP), R10
 	ADDQ 8(SP), R10
 	MOVQ R10, CX
 	CMPQ groups+8(FP), $+3
 	JG   next_ask
-	MOVQ next+96(FP), CX
+	MOVQ next+112(FP), CX
 
 next_ask:
 	MOVQ  CX, R10
@@ -668,7 +685,7 @@ next_until:
 	MOVQ lag+64(FP), R10
 
 next_step:
-	CMPQ       fetch+144(FP), $+0
+	CMPQ       fetch+152(FP), $+0
 	JEQ        next_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
@@ -704,10 +721,10 @@ next_step:
 	PREFETCHT0 4032(DI)
 
 next_fetched:
-	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	// {disp32} tileloaddt1 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xa4
 	BYTE $0x16
@@ -740,10 +757,10 @@ next_fetched:
 	BYTE $0x00
 	BYTE $0x00
 
-	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	// {disp32} tileloaddt1 0(%r8,%rdx), %tmm5
 	BYTE $0xc4
 	BYTE $0xc2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xac
 	BYTE $0x10
@@ -861,9 +878,9 @@ next_asked:
 next_next:
 	DECQ R10
 	JNZ  next_step
-	CMPQ last+112(FP), $+0
+	CMPQ last+120(FP), $+0
 	JNE  next_last
-	MOVQ y+80(FP), R10
+	MOVQ y+96(FP), R10
 
 	// {disp32} tilestored %tmm2, 0(%r10,%r11)
 	BYTE $0xc4
@@ -914,18 +931,20 @@ next_last:
 	BYTE $0x08
 	BYTE $0x00
 	BYTE $0x00
-	ADDQ rows+136(FP), R14
+	ADDQ rows+144(FP), R14
 	NEGQ BX
 	ADDQ sums+72(FP), BX
 	ADDQ sums+72(FP), BX
 	ADDQ $+4096, BX
-	MOVQ rows+136(FP), R10
+	MOVQ rows+144(FP), R10
 	SHLQ $+2, R10
-	ADDQ R10, xscale+128(FP)
+	ADDQ R10, xscale+136(FP)
 
 next_end:
 	MOVQ 8(SP), R10
-	ADDQ R10, y+80(FP)
+	ADDQ R10, y+96(FP)
+	MOVQ 16(SP), R10
+	ADDQ R10, before+80(FP)
 	DECQ groups+8(FP)
 	CMPQ groups+8(FP), $+2
 	JGE  pair
@@ -933,7 +952,7 @@ next_end:
 	SUBQ lag+64(FP), R10
 
 alone_step:
-	CMPQ       fetch+144(FP), $+0
+	CMPQ       fetch+152(FP), $+0
 	JEQ        alone_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
@@ -969,10 +988,10 @@ alone_step:
 	PREFETCHT0 4032(DI)
 
 alone_fetched:
-	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	// {disp32} tileloaddt1 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xa4
 	BYTE $0x16
@@ -1099,9 +1118,9 @@ alone_asked:
 alone_next:
 	DECQ R10
 	JNZ  alone_step
-	CMPQ last+112(FP), $+0
+	CMPQ last+120(FP), $+0
 	JNE  alone_last
-	MOVQ y+80(FP), R10
+	MOVQ y+96(FP), R10
 
 	// {disp32} tilestored %tmm0, 0(%r10,%r11)
 	BYTE $0xc4
@@ -1149,8 +1168,8 @@ alone_write:
 
 alone_written:
 	MOVQ BX, R12
-	MOVQ y+80(FP), R13
-	MOVQ xscale+128(FP), R15
+	MOVQ y+96(FP), R13
+	MOVQ xscale+136(FP), R15
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
 	BYTE $0xc4
@@ -1175,14 +1194,16 @@ alone_written:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
-	ADDQ rows+136(FP), R14
-	MOVQ rows+136(FP), R10
+	ADDQ rows+144(FP), R14
+	MOVQ rows+144(FP), R10
 	SHLQ $+2, R10
-	ADDQ R10, xscale+128(FP)
+	ADDQ R10, xscale+136(FP)
 
 alone_end:
 	MOVQ 8(SP), R10
-	ADDQ R10, y+80(FP)
+	ADDQ R10, y+96(FP)
+	MOVQ 16(SP), R10
+	ADDQ R10, before+80(FP)
 	DECQ groups+8(FP)
 	JMP  end
 
@@ -1191,7 +1212,7 @@ trail:
 	MOVQ lag+64(FP), R10
 
 trail_step:
-	CMPQ       fetch+144(FP), $+0
+	CMPQ       fetch+152(FP), $+0
 	JEQ        trail_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
@@ -1227,10 +1248,10 @@ trail_step:
 	PREFETCHT0 4032(DI)
 
 trail_fetched:
-	// {disp32} tileloadd 0(%r8,%rdx), %tmm5
+	// {disp32} tileloaddt1 0(%r8,%rdx), %tmm5
 	BYTE $0xc4
 	BYTE $0xc2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xac
 	BYTE $0x10
@@ -1357,9 +1378,9 @@ trail_asked:
 trail_next:
 	DECQ R10
 	JNZ  trail_step
-	CMPQ last+112(FP), $+0
+	CMPQ last+120(FP), $+0
 	JNE  trail_last
-	MOVQ y+80(FP), R10
+	MOVQ y+96(FP), R10
 
 	// {disp32} tilestored %tmm2, 0(%r10,%r11)
 	BYTE $0xc4
@@ -1410,26 +1431,28 @@ trail_last:
 	BYTE $0x08
 	BYTE $0x00
 	BYTE $0x00
-	ADDQ rows+136(FP), R14
+	ADDQ rows+144(FP), R14
 	NEGQ BX
 	ADDQ sums+72(FP), BX
 	ADDQ sums+72(FP), BX
 	ADDQ $+4096, BX
-	MOVQ rows+136(FP), R10
+	MOVQ rows+144(FP), R10
 	SHLQ $+2, R10
-	ADDQ R10, xscale+128(FP)
+	ADDQ R10, xscale+136(FP)
 
 trail_end:
 	MOVQ 8(SP), R10
-	ADDQ R10, y+80(FP)
+	ADDQ R10, y+96(FP)
+	MOVQ 16(SP), R10
+	ADDQ R10, before+80(FP)
 	DECQ groups+8(FP)
 	JMP  end
 
 single:
-	MOVQ x+16(FP), SI
-	MOVQ y+80(FP), R10
-	CMPQ more+104(FP), $+0
-	JNE  single_more
+	MOVQ  x+16(FP), SI
+	MOVQ  before+80(FP), R10
+	TESTQ R10, R10
+	JNZ   single_more
 
 	// tilezero %tmm0
 	BYTE $0xc4
@@ -1447,6 +1470,8 @@ single:
 	JMP  single_begin
 
 single_more:
+	MOVQ ldb+88(FP), R11
+
 	// {disp32} tileloadd 0(%r10,%r11), %tmm0
 	BYTE $0xc4
 	BYTE $0x82
@@ -1470,14 +1495,16 @@ single_more:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
+	MOVQ ldy+104(FP), R11
 
 single_begin:
+	MOVQ y+96(FP), R10
 	ADDQ 8(SP), R10
 	ADDQ 8(SP), R10
 	MOVQ R10, CX
 	CMPQ groups+8(FP), $+2
 	JG   single_ask
-	MOVQ next+96(FP), CX
+	MOVQ next+112(FP), CX
 
 single_ask:
 	MOVQ  CX, R10
@@ -1492,7 +1519,7 @@ single_until:
 	MOVQ steps+56(FP), R10
 
 single_step:
-	CMPQ       fetch+144(FP), $+0
+	CMPQ       fetch+152(FP), $+0
 	JEQ        single_fetched
 	PREFETCHT0 2048(DI)
 	PREFETCHT0 2112(DI)
@@ -1528,10 +1555,10 @@ single_step:
 	PREFETCHT0 4032(DI)
 
 single_fetched:
-	// {disp32} tileloadd 0(%rsi,%rdx), %tmm4
+	// {disp32} tileloaddt1 0(%rsi,%rdx), %tmm4
 	BYTE $0xc4
 	BYTE $0xe2
-	BYTE $0x7b
+	BYTE $0x79
 	BYTE $0x4b
 	BYTE $0xa4
 	BYTE $0x16
@@ -1658,9 +1685,9 @@ single_asked:
 single_next:
 	DECQ R10
 	JNZ  single_step
-	CMPQ last+112(FP), $+0
+	CMPQ last+120(FP), $+0
 	JNE  single_last
-	MOVQ y+80(FP), R10
+	MOVQ y+96(FP), R10
 
 	// {disp32} tilestored %tmm0, 0(%r10,%r11)
 	BYTE $0xc4
@@ -1708,8 +1735,8 @@ single_write:
 
 single_written:
 	MOVQ BX, R12
-	MOVQ y+80(FP), R13
-	MOVQ xscale+128(FP), R15
+	MOVQ y+96(FP), R13
+	MOVQ xscale+136(FP), R15
 
 	// {disp32} tilestored %tmm0, 0(%rbx,%r9)
 	BYTE $0xc4
@@ -1734,14 +1761,16 @@ single_written:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
-	ADDQ rows+136(FP), R14
-	MOVQ rows+136(FP), R10
+	ADDQ rows+144(FP), R14
+	MOVQ rows+144(FP), R10
 	SHLQ $+2, R10
-	ADDQ R10, xscale+128(FP)
+	ADDQ R10, xscale+136(FP)
 
 single_end:
 	MOVQ 8(SP), R10
-	ADDQ R10, y+80(FP)
+	ADDQ R10, y+96(FP)
+	MOVQ 16(SP), R10
+	ADDQ R10, before+80(FP)
 	DECQ groups+8(FP)
 	MOVQ x+16(FP), SI
 	ADDQ pitch+24(FP), SI

@@ -18,10 +18,12 @@ const (
 	tileK    = 64 // bytes of one of its rows
 )
 
-// The activations of a pass and a part stay in the second-level cache while all columns are multiplied with them.
+// The activations of a pass and a part stay in the second-level cache while all columns are multiplied with them. The
+// weights of a piece of that part, and of the columns of a tile, stay in the first-level cache while all rows are.
 const (
-	tilePass = 256  // rows
-	tilePart = 3072 // k
+	tilePass  = 256  // rows
+	tilePart  = 3072 // k
+	tilePiece = 1024 // k
 )
 
 // tileLag is how many steps of k the second of two groups of rows is behind the first: as many as storing sums takes.
@@ -167,29 +169,54 @@ type tileProduct struct {
 	weight            []byte
 	tileBytes, scales int // the size of a tile of the weight, and where its scales are
 
-	padded        int // bytes of a packed row
-	first, count  int // rows of the pass
-	pos, k, width int // of the part of k that is multiplied, and the width of its tiles
-	fetch         int // 1: each step prefetches the weights of the next one
+	padded       int // bytes of a packed row
+	first, count int // rows of the pass
+	fetch        int // 1: each step prefetches the weights of the next one
 
 	room []int32 // for a kernel
 	sums []int32 // of the pass and a tile
 }
 
+// tileSpan is a part of k, or a piece of one: k activations of each row from pos on, in tiles of so many bytes a row.
+type tileSpan struct {
+	pos, k, width int
+}
+
 // multiply multiplies with the columns from first on: with all of them for each part of k. Between parts the sums wait
-// in y, as integers. What is left of k is a part of its own, of narrower tiles.
+// in y, as integers. Columns that do not fill a tile come last, with all parts.
 func (p *tileProduct) multiply(first int) {
-	whole := p.x.K / tileK * tileK
-	part := share(max(1, whole/tileK), tilePart/tileK) * tileK
-	for pos := 0; pos < p.padded; pos += p.k {
-		p.pos, p.k, p.width = pos, min(part, whole-pos), tileK
-		if pos == whole {
-			p.k, p.width = p.padded-whole, p.padded-whole
-		}
-		for j := first; j < p.n; j += TileN {
-			p.columns(j)
+	whole := p.n / TileN * TileN
+	for part := p.part(0); part.k > 0; part = p.part(part.pos + part.k) {
+		for j := first; j < whole; j += TileN {
+			var next *float32
+			if j+TileN < whole {
+				next = p.y.at(p.first, j+TileN)
+			}
+			p.columns(j, part, p.y.From(p.first, j), next)
 		}
 	}
+	if whole == p.n {
+		return
+	}
+
+	out, err := mem.View[float32](mem.Bytes(p.sums))
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	for part := p.part(0); part.k > 0; part = p.part(part.pos + part.k) {
+		p.columns(whole, part, Rows(out, TileN), nil)
+	}
+	copyColumns(p.y, p.first, whole, p.n-whole, p.count, out)
+}
+
+// part is the part of k that begins at pos, none (k = 0) at the end. What is left of k is a part of its own, of
+// narrower tiles.
+func (p *tileProduct) part(pos int) tileSpan {
+	whole := p.x.K / tileK * tileK
+	if pos < whole {
+		return tileSpan{pos, min(share(whole/tileK, tilePart/tileK)*tileK, whole-pos), tileK}
+	}
+	return tileSpan{pos, p.padded - pos, p.padded - whole}
 }
 
 // tile is the weight from the tile on that begins at column j.
@@ -212,45 +239,51 @@ func (p *tileProduct) columnScales(w []byte) []float32 {
 	return scales
 }
 
-// columns multiplies with the part of the tile of the weight that begins at column j.
-func (p *tileProduct) columns(j int) {
-	if cols := p.n - j; cols < TileN {
-		out, err := mem.View[float32](mem.Bytes(p.sums))
-		if err != nil {
-			panic("BUG: " + err.Error())
-		}
-		p.add(Rows(out, TileN), j, nil)
-		if p.pos+p.k == p.padded {
-			copyColumns(p.y, p.first, j, cols, p.count, out)
-		}
-		return
+// columns adds the products of a part of the tile of the weight that begins at column j to y, and after the last part
+// makes results of them. Between pieces of the part the sums wait close to each other. next is what is written after y.
+func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *float32) {
+	waiting, err := mem.View[float32](mem.Bytes(p.sums))
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	between := Rows(waiting, TileN)
+	var before Matrix[float32]
+	if part.pos > 0 {
+		before = y
 	}
 
-	var next *float32
-	if j+2*TileN <= p.n {
-		next = p.y.at(p.first, j+TileN)
+	end, steps := part.pos+part.k, part.k/part.width
+	piece := tileSpan{part.pos, share(steps, tilePiece/tileK) * part.width, part.width}
+	for ; piece.pos+piece.k < end; piece.pos += piece.k {
+		p.add(j, piece, before, between, y.at(0, 0))
+		before = between
 	}
-	p.add(p.y.From(p.first, j), j, next)
+	piece.k = end - piece.pos
+	p.add(j, piece, before, y, next)
 }
 
-// add adds the products of the part of a tile to y, and after the last part makes results of them. next is what is
-// written after them.
-func (p *tileProduct) add(y Matrix[float32], j int, next *float32) {
-	w, part, last := p.tile(j), p.pos*TileN, 0
-	if p.pos+p.k == p.padded {
+// add adds the products of a piece of k to the sums before, if there are some, which makes the sums y, or their results
+// where the piece is the last. next is what is written after them.
+func (p *tileProduct) add(j int, piece tileSpan, before, y Matrix[float32], next *float32) {
+	w, at, last := p.tile(j), piece.pos*TileN, 0
+	if piece.pos+piece.k == p.padded {
 		last = 1
 	}
-	scales, ahead := p.columnScales(w), p.next(w, part)
+	scales, ahead := p.columnScales(w), p.next(w, at)
 	for row := 0; row < p.count; {
 		groups, rows := (p.count-row)/tileRows, tileRows
 		if groups == 0 {
 			groups, rows = 1, p.count-row
 		}
-		config := shapeTiles(rows, p.width)
-		from := &p.x.Bytes[p.first*p.padded+p.pos*p.count+row*p.width]
-		steps := p.k / p.width
-		q8cTilesAMX(&config[0], groups, from, tileRows*p.width, p.width, p.count*p.width, &w[part], steps,
-			min(tileLag, steps-1), &p.room[0], y.at(row, 0), 4*y.Stride, next, p.pos, last, &scales[0],
+		config := shapeTiles(rows, piece.width)
+		from := &p.x.Bytes[p.first*p.padded+piece.pos*p.count+row*piece.width]
+		var sums *float32
+		if before.Data != nil {
+			sums = before.at(row, 0)
+		}
+		steps := piece.k / piece.width
+		q8cTilesAMX(&config[0], groups, from, tileRows*piece.width, piece.width, p.count*piece.width, &w[at], steps,
+			min(tileLag, steps-1), &p.room[0], sums, 4*before.Stride, y.at(row, 0), 4*y.Stride, next, last, &scales[0],
 			&p.x.Scale[p.first+row], rows, p.fetch, ahead)
 		row += groups * rows
 	}
