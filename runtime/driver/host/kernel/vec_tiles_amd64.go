@@ -199,14 +199,20 @@ func (p *tileProduct) multiply(first int) {
 		return
 	}
 
-	out, err := mem.View[float32](mem.Bytes(p.sums))
+	out := p.waiting()
+	for part := p.part(0); part.k > 0; part = p.part(part.pos + part.k) {
+		p.columns(whole, part, out, nil)
+	}
+	copyColumns(p.y, p.first, whole, p.n-whole, p.count, out.Data)
+}
+
+// waiting is the room of sums as that of results, row by row: kernels write one in place of the other.
+func (p *tileProduct) waiting() Matrix[float32] {
+	rows, err := mem.View[float32](mem.Bytes(p.sums))
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
-	for part := p.part(0); part.k > 0; part = p.part(part.pos + part.k) {
-		p.columns(whole, part, Rows(out, TileN), nil)
-	}
-	copyColumns(p.y, p.first, whole, p.n-whole, p.count, out)
+	return Rows(rows, TileN)
 }
 
 // part is the part of k that begins at pos, none (k = 0) at the end. What is left of k is a part of its own, of
@@ -242,12 +248,8 @@ func (p *tileProduct) columnScales(w []byte) []float32 {
 // columns adds the products of a part of the tile of the weight that begins at column j to y, and after the last part
 // makes results of them. Between pieces of the part the sums wait close to each other. next is what is written after y.
 func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *float32) {
-	waiting, err := mem.View[float32](mem.Bytes(p.sums))
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	between := Rows(waiting, TileN)
-	var before Matrix[float32]
+	between := p.waiting()
+	var before Matrix[float32] // none
 	if part.pos > 0 {
 		before = y
 	}
@@ -262,8 +264,8 @@ func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *flo
 	p.add(j, piece, before, y, next)
 }
 
-// add adds the products of a piece of k to the sums before, if there are some, which makes the sums y, or their results
-// where the piece is the last. next is what is written after them.
+// add writes the sums before, if there are some, and the products of a piece of k to y: as integers, or as results where
+// the piece is the last. next is what is written after y.
 func (p *tileProduct) add(j int, piece tileSpan, before, y Matrix[float32], next *float32) {
 	w, at, last := p.tile(j), piece.pos*TileN, 0
 	if piece.pos+piece.k == p.padded {
