@@ -18,8 +18,9 @@ const (
 	tileK    = 64 // bytes of one of its rows
 )
 
-// The activations of a pass and a part stay in the second-level cache while all columns are multiplied with them. The
-// weights of a piece of that part, and of the columns of a tile, stay in the first-level cache while all rows are.
+// Rows are multiplied in passes, and k in parts, so that the activations of both stay in the second-level cache while
+// all columns are multiplied with them. Parts are multiplied in pieces, so that a piece's weights for the columns of a
+// tile stay in the first-level cache while all rows of the pass are multiplied with them.
 const (
 	tilePass  = 256  // rows
 	tilePart  = 3072 // k
@@ -174,7 +175,7 @@ type tileProduct struct {
 	fetch        int // 1: each step prefetches the weights of the next one
 
 	room []int32 // for a kernel
-	sums []int32 // of the pass and a tile
+	sums []int32 // room for those of the pass and a tile's columns
 }
 
 // tileSpan is a part of k, or a piece of one: k activations of each row from pos on, in tiles of so many bytes a row.
@@ -206,7 +207,8 @@ func (p *tileProduct) multiply(first int) {
 	copyColumns(p.y, p.first, whole, p.n-whole, p.count, out.Data)
 }
 
-// waiting is the room of sums as that of results, row by row: kernels write one in place of the other.
+// waiting returns the room of sums as rows of TileN numbers. Kernels take integer sums and float32 results in the same
+// place, so both have the type of results.
 func (p *tileProduct) waiting() Matrix[float32] {
 	rows, err := mem.View[float32](mem.Bytes(p.sums))
 	if err != nil {
