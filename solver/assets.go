@@ -55,7 +55,7 @@ func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, e
 		step := need{proc: piece.Proc, table: piece.Op().Kind == op.Embed && piece.Op().Scheme == ""}
 		step.weights, step.graph = lower.Needs(of, piece, proc)
 		step.scratch = scratchOf(piece, proc)
-		step.joins, step.inside = lower.Joins(piece.Ops, proc)
+		step.joins, step.inside = lower.Joins(of, piece.Ops, proc)
 		for _, view := range slices.Concat(piece.In, piece.Out) {
 			step.buffers = append(step.buffers, bufferOf(st, of, view))
 		}

@@ -70,6 +70,7 @@ func smallestInput(t *testing.T, seed uint64, random *rand.Rand) Input {
 		npu.StridedOutput = random.IntN(2) == 0
 		npu.Fuses, npu.Prepacks = seed%2 == 1, seed%4 == 3
 	})
+	soc.Processor(soc.Control).FusesGLU = seed%3 == 0
 	work := permit(op.A8TQ8C, op.A32W32)
 	work.Minimise, work.Buckets, work.Context = problem.Memory, workload.Rows{16 + 16*random.IntN(4)}, 128
 	if seed < 4 {
@@ -191,6 +192,7 @@ func TestLeastBytesIsABound(t *testing.T) {
 		npu := soc.Processor("npu")
 		npu.Fuses, npu.Prepacks = rapid.Bool().Draw(rt, "fuses"), rapid.Bool().Draw(rt, "prepacks")
 		npu.WeightRanges = rapid.Bool().Draw(rt, "ranges")
+		soc.Processor(soc.Control).FusesGLU = rapid.Bool().Draw(rt, "fuses a GLU")
 		scheme := rapid.SampledFrom([]op.Scheme{op.A32W32, op.A8TQ8C, mixed}).Draw(rt, "scheme")
 		made := &drawn{model: model, scheme: scheme, session: exactSession(t, soc, model, scheme)}
 		ses := made.session

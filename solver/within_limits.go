@@ -463,7 +463,7 @@ func (s *request) busyNS(node *lower.Node, candidate *price.Candidate) float64 {
 	for i := range candidate.Times {
 		ns, proc := candidate.Times[i].NS, candidate.Shares[i].Proc
 		at := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == proc })
-		if joins, _ := lower.Joins(node.Ops, &s.Procs[at]); joins {
+		if joins, _ := lower.Joins(node, node.Ops, &s.Procs[at]); joins {
 			if launch, err := s.prices.Launch(proc); err == nil {
 				ns = max(0, ns-launch.NS)
 			}

@@ -281,7 +281,7 @@ func (s *schemeChoice) leastPool() int64 {
 	for i := range sections {
 		for _, node := range sections[i].Nodes {
 			if slices.ContainsFunc(s.Procs, func(p planir.Proc) bool {
-				_, inside := lower.Joins(node.Ops, &p)
+				_, inside := lower.Joins(&node, node.Ops, &p)
 				return inside
 			}) {
 				continue

@@ -35,6 +35,8 @@ type Set struct {
 	Prepacks bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`
 	// a graph may be several operators, products too, and neighbours are made one
 	Fuses bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`
+	// a product and the gated linear unit that takes its results are made one graph, which holds none of them
+	FusesGLU bool `json:"fuses_glu,omitempty" yaml:"fuses_glu,omitempty"`
 	// its artifacts hold their weights: loading them takes none
 	WeightsInArtifacts bool `json:"weights_in_artifacts,omitempty" yaml:"weights_in_artifacts,omitempty"`
 
@@ -141,7 +143,8 @@ func (s *Set) Beyond(can *Set) (out []Difference) {
 		{"strided_output", s.StridedOutput, can.StridedOutput, false},
 		{"strided_input", s.StridedInput, can.StridedInput, false},
 		{"weight_ranges", s.WeightRanges, can.WeightRanges, false}, {"prepacks", s.Prepacks, can.Prepacks, true},
-		{"fuses", s.Fuses, can.Fuses, false}, {"weights_in_artifacts", s.WeightsInArtifacts, can.WeightsInArtifacts, true},
+		{"fuses", s.Fuses, can.Fuses, false}, {"fuses_glu", s.FusesGLU, can.FusesGLU, false},
+		{"weights_in_artifacts", s.WeightsInArtifacts, can.WeightsInArtifacts, true},
 	} {
 		if feature.have != feature.can && (feature.have || feature.equal) {
 			differs(feature.key, feature.have, feature.can)

@@ -61,9 +61,10 @@ func TestBeyond(t *testing.T) {
 		{"strided_output", func(claim, can *Set) { can.StridedOutput = false }},
 		{"", func(claim, can *Set) { claim.StridedOutput = false }},
 		{"static_shapes prepacks", func(claim, can *Set) { claim.StaticShapes, claim.Prepacks = false, false }},
-		{"dynamic_rows strided_input weight_ranges fuses weights_in_artifacts", func(claim, can *Set) {
+		{"dynamic_rows strided_input weight_ranges fuses fuses_glu weights_in_artifacts", func(claim, can *Set) {
 			claim.DynamicRows, claim.StridedInput, claim.WeightRanges, claim.Fuses, claim.WeightsInArtifacts = true,
 				true, true, true, true
+			claim.FusesGLU = true
 		}},
 	} {
 		claim, can := able(), able()
@@ -114,6 +115,34 @@ func TestScratch(t *testing.T) {
 		g := op.Single(test.o, "")
 		if got := s.Bytes(&g, 2); got != test.want {
 			t.Errorf("%s: got %d, want %d", test.o.Key(), got, test.want)
+		}
+	}
+}
+
+// Of the results of a product that ends with a gated linear unit each core holds some columns, or all where those are
+// fewer.
+func TestScratchOfGLU(t *testing.T) {
+	held := Scratch{Align: 64, Block: 32, PackRows: 100}
+	for _, test := range []struct{ rows, cols, words, want int64 }{
+		{4, 1024, 0, 4 * 4 * 1024}, // as a temporary value
+		{4, 1024, 1000, 2 * (4000 + 32)},
+		{40, 1024, 1000, 2 * 4 * 40 * 64}, // two tiles of columns
+		{4, 96, 1000, 2 * 4 * 4 * 96},     // all
+	} {
+		held.GLUWords = test.words
+		rows, cols := int(test.rows), int(test.cols)
+		f32 := func(name string, cols int) op.Value {
+			return op.Value{Name: name, Type: op.F32, Rows: rows, Cols: cols}
+		}
+		graph := op.Graph{
+			Inputs: []op.Value{f32("x", 8)}, Outputs: []op.Value{f32("y", cols/2)}, Temps: []op.Value{f32("h", cols)},
+			Nodes: []op.Node{
+				{Op: op.Op{Kind: op.MatMul, M: rows, K: 8, N: cols, Scheme: op.A32W32}, In: []string{"x"}, Out: []string{"h"}},
+				{Op: op.Op{Kind: op.GLU, M: rows, N: cols / 2, Interleave: 16}, In: []string{"h"}, Out: []string{"y"}},
+			},
+		}
+		if got := held.Bytes(&graph, 2); got != test.want {
+			t.Errorf("%v: got %d bytes", test, got)
 		}
 	}
 }

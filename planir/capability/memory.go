@@ -32,6 +32,10 @@ type Scratch struct {
 	// UnpackWords is what each core holds of an unpacked weight of blocks of K, with its sums.
 	UnpackWords int64 `json:"unpack_words" yaml:"unpack_words"`
 
+	// Each core holds GLUWords results of a product that ends with a gated linear unit, or two tiles of its columns where
+	// those have more: there is no temporary value of all results. 0: there is.
+	GLUWords int64 `json:"glu_words,omitempty" yaml:"glu_words,omitempty"`
+
 	// Each core multiplies ExpertRows rows of an expert at a time, or fewer where their results exceed ExpertWords.
 	ExpertRows  int64 `json:"expert_rows" yaml:"expert_rows"`
 	ExpertWords int64 `json:"expert_words" yaml:"expert_words"`
@@ -77,6 +81,7 @@ func (m *Memory) Validate() error {
 		{"scratch.pack_rows", scratch.PackRows, 1}, {"scratch.pack_tiles", scratch.PackTiles, 0},
 		{"scratch.pack_float_tiles", scratch.PackFloatTiles, 0},
 		{"scratch.pack_tiles_per_core", scratch.PackTilesPerCore, 0}, {"scratch.unpack_words", scratch.UnpackWords, 0},
+		{"scratch.glu_words", scratch.GLUWords, 0},
 		{"scratch.expert_rows", scratch.ExpertRows, 0}, {"scratch.expert_words", scratch.ExpertWords, 0},
 		{"scratch.outlier_cols", scratch.OutlierCols, 0},
 		{"scratch.attention_rows", scratch.AttentionRows, 0}, {"scratch.attention_lines", scratch.AttentionLines, 0},
@@ -107,16 +112,33 @@ func (r *regions) atLeast(other regions) {
 func (s *Scratch) Bytes(graph *op.Graph, cores int) int64 {
 	var bytes int64
 	for _, value := range graph.Temps {
-		bytes += op.RoundUp(int64(value.Rows)*int64(value.Cols)*int64(value.Type.Bytes()), s.Align)
+		bytes += s.temp(value)
 	}
 	var most regions
 	for i := range graph.Nodes {
-		most.atLeast(s.of(&graph.Nodes[i].Op, int64(cores)))
+		operator := &graph.Nodes[i].Op
+		need := s.of(operator, int64(cores))
+		if s.GLUWords > 0 && graph.EndsWithGLU(i) {
+			bytes -= s.temp(operator.Sig().Out[0])
+			need.own += s.gluWords(operator)
+		}
+		most.atLeast(need)
 	}
 	for _, words := range []int64{most.sums, most.scales, most.gathered, most.order, most.packed} {
 		bytes += op.RoundUp(4*words, s.Align)
 	}
 	return bytes + op.RoundUp(4*most.own, s.Align)*int64(cores)
+}
+
+// temp returns the bytes of a temporary value.
+func (s *Scratch) temp(value op.Value) int64 {
+	return op.RoundUp(int64(value.Rows)*int64(value.Cols)*int64(value.Type.Bytes()), s.Align)
+}
+
+// gluWords returns what each core holds of the results of a product that ends with a gated linear unit.
+func (s *Scratch) gluWords(product *op.Op) int64 {
+	rows := int64(product.M)
+	return min(max(s.GLUWords, 2*s.Block*rows), rows*op.RoundUp(int64(product.N), s.Block))
 }
 
 // of returns what one operator needs.

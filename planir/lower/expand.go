@@ -25,6 +25,8 @@ type Node struct {
 	In   []string // values read, in the operands' order
 	W    []string // weights read
 	Out  []string // values written; one that is also read is changed in place
+	// Gated: it is a product whose results the gated linear unit behind it takes, and no other node; or that unit.
+	Gated bool
 	// Slots is where the rows of a node of a group of experts are reserved, nil for rows that are tokens.
 	Slots *Slots
 }
@@ -93,9 +95,29 @@ func Expand(
 				return nil, err
 			}
 		}
+		state.section.markGated()
 		out = append(out, state.section)
 	}
 	return out, nil
+}
+
+// markGated sets Gated of the nodes.
+func (s *Section) markGated() {
+	for i := range s.Nodes[:max(0, len(s.Nodes)-1)] {
+		product, unit := &s.Nodes[i], &s.Nodes[i+1]
+		if len(product.Ops) != 1 || len(unit.Ops) != 1 || !product.Ops[0].GatedBy(&unit.Ops[0]) {
+			continue
+		}
+		reads := 0
+		for _, node := range s.Nodes {
+			if slices.Contains(node.In, product.Out[0]) {
+				reads++
+			}
+		}
+		if unit.In[0] == product.Out[0] && reads == 1 {
+			product.Gated, unit.Gated = true, true
+		}
+	}
 }
 
 // expansion is the state of expanding a section.

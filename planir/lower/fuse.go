@@ -17,8 +17,9 @@ import (
 // task that waited for one of them waits for their step.
 //
 // For a processor that fuses, products are joined too, and what no other step reads stays inside the graph.
-// delaysOthers says what is not joined. For other processors a graph is what their compiler was asked about. outside
-// are the buffers that other sections read.
+// delaysOthers says what is not joined. A processor that fuses a GLU takes it together with the product that feeds it
+// alone. For other processors a graph is what their compiler was asked about. outside are the buffers that other
+// sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
 	for i, next := range tasks {
 		last := len(out) - 1
@@ -35,7 +36,8 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 
 	inside := make([][]planir.View, len(out))
 	for i, task := range out {
-		if !proc(task.proc).Fuses || len(task.graph.Nodes) < 2 || task.step.Heads != nil {
+		fuses := proc(task.proc).Fuses || proc(task.proc).FusesGLU && task.endsWithGLU()
+		if !fuses || len(task.graph.Nodes) < 2 || task.step.Heads != nil {
 			continue
 		}
 		for _, view := range task.writes {
@@ -56,6 +58,9 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 // their processor does not take them together.
 func tryJoin(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 	next := tasks[index]
+	if proc.FusesGLU && before == tasks[index-1] && feedsGLU(tasks, index) {
+		return join(before, next)
+	}
 	fuses := proc.Fuses && before.consistsOf(fusibleKind) && next.consistsOf(fusibleKind)
 	if !fuses || delaysOthers(tasks, index, before) || !weightsFit(proc, before, next) {
 		return joinRows(before, next, proc)
@@ -64,6 +69,26 @@ func tryJoin(tasks []*task, index int, before *task, proc *planir.Proc) *task {
 		return joined
 	}
 	return nil
+}
+
+// feedsGLU reports whether the task at index is a gated linear unit, and the one before it the product whose results it
+// takes, which no other task reads.
+func feedsGLU(tasks []*task, index int) bool {
+	product, unit := tasks[index-1], tasks[index]
+	if product.proc != unit.proc || len(product.graph.Nodes) != 1 || len(unit.graph.Nodes) != 1 {
+		return false
+	}
+	if !product.graph.Nodes[0].Op.GatedBy(&unit.graph.Nodes[0].Op) {
+		return false
+	}
+	result := product.writes[0]
+	return slices.Contains(unit.reads, result) && len(readers(tasks, index-1, result)) == 1
+}
+
+// endsWithGLU reports whether a task is a product joined to its gated linear unit.
+func (t *task) endsWithGLU() bool {
+	nodes := t.graph.Nodes
+	return len(nodes) == 2 && nodes[0].Op.GatedBy(&nodes[1].Op)
 }
 
 // joinRows joins tasks of operators on rows for a processor of dynamic rows, nil for others.
@@ -80,14 +105,14 @@ func (t *task) consistsOf(fits func(op.Kind) bool) bool {
 		!slices.ContainsFunc(t.graph.Nodes, func(node op.Node) bool { return !fits(node.Op.Kind) })
 }
 
-// Joins reports whether the step of a piece with these operators may be joined to its neighbours on a processor, and
-// whether the values between them may then stay inside their graph, without a buffer.
-func Joins(ops []op.Op, proc *planir.Proc) (joins, inside bool) {
+// Joins reports whether the step of a piece of a node, with these operators, may be joined to its neighbours on a
+// processor, and whether the values between them may then stay inside their graph, without a buffer.
+func Joins(node *Node, ops []op.Op, proc *planir.Proc) (joins, inside bool) {
 	if len(ops) != 1 {
 		return false, false
 	}
 	kind := ops[0].Kind
-	if proc.Fuses && fusibleKind(kind) {
+	if proc.Fuses && fusibleKind(kind) || proc.FusesGLU && node.Gated {
 		return true, true
 	}
 	return proc.DynamicRows && kind.Rowwise(), false

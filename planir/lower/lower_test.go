@@ -267,6 +267,7 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 		plan := planBy(t, graph, rows, atAnyRows)
 		for i := range plan.Procs {
 			plan.Procs[i].Fuses = rapid.Bool().Draw(rt, "fuses")
+			plan.Procs[i].FusesGLU = rapid.Bool().Draw(rt, "fuses a GLU")
 		}
 		batch := graph.Batch()
 		if size := rapid.IntRange(1, 6).Draw(rt, "batch"); size > 1 && size != rows[1] {
@@ -727,6 +728,53 @@ func TestFuseProducts(t *testing.T) {
 				t.Errorf("what stays inside has memory: %v", planned.Program.Buffers)
 			}
 		})
+	}
+}
+
+// A processor that fuses a GLU has it in one step with the product before it, and what is between them in no buffer: if
+// it computes all of both.
+func TestFuseGLU(t *testing.T) {
+	graph := graph(t)
+	for name, test := range map[string]struct {
+		change func(d *planir.Decision)
+		want   []string // steps of processor a with the product and the unit
+	}{
+		"both": {func(*planir.Decision) {}, []string{"ffn_gate_up+ffn_act: h.q h.s > a"}},
+		"a unit elsewhere": {func(decision *planir.Decision) {
+			if decision.Node == "layers.ffn_act" {
+				decision.Shares[0].Proc = "b"
+			}
+		}, []string{"ffn_gate_up: h.q h.s > g"}},
+		"a product in two": {func(decision *planir.Decision) {
+			if decision.Node == "layers.ffn_gate_up" {
+				decision.Axis, decision.Strategy = planir.AxisRows, planir.ActivationDivide
+				decision.Shares = []planir.Share{{Proc: "a", To: 8}, {Proc: "b", From: 8, To: 16}}
+			}
+		}, []string{"ffn_gate_up: h.q h.s > g", "ffn_act+ffn_down_quant: g > a a.q a.s"}},
+	} {
+		planned := plan(t, graph, []int{1, 16}, op.A8TQ8C)
+		planned.Procs[0].FusesGLU = true
+		for i := range planned.Decisions {
+			if decision := &planned.Decisions[i]; decision.Rows == 16 {
+				test.change(decision)
+			}
+		}
+		if err := lower.Lower(planned, graph); err != nil {
+			t.Fatal(err)
+		}
+		if err := planir.Check(planned).Err(); err != nil {
+			t.Fatal(err)
+		}
+
+		var got []string
+		for _, step := range stepsWithBuffers(planned, "a") {
+			if strings.Contains(step, "ffn_gate_up:") || strings.Contains(step, "ffn_act") {
+				got = append(got, step)
+			}
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
+		}
 	}
 }
 

@@ -78,6 +78,7 @@ func (m *Model) use(ctx context.Context, drv driver.Driver, selection string) er
 		Set: capabilities.Offered(),
 	}
 	m.proc.Schemes = capabilities.Schemes // imitations too: what they cost in accuracy is the question
+	m.proc.FusesGLU = false               // the results of products are observed
 	return nil
 }
 

@@ -130,7 +130,7 @@ func capabilities(cores []int) *driver.Capabilities {
 			Layouts: maps.Clone(layouts),
 			KV:      slices.Clone(op.CacheTypes),
 
-			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true, FusesGLU: true,
 			Memory: memory(),
 		},
 		Cores: slices.Clone(cores),

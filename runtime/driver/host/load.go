@@ -19,7 +19,7 @@ type operand struct {
 	value op.Value
 	input int   // index of its binding among the inputs, -1
 	out   int   // index of its binding among the outputs, -1
-	temp  int64 // offset in the arena in bytes, -1 where it is bound
+	temp  int64 // offset in the arena in bytes, -1 where it is bound or never held as a whole
 	uses  []use
 
 	raw []byte
@@ -188,32 +188,44 @@ func (e *executable) build(checked driver.Weights) error {
 	if err != nil {
 		return err
 	}
-	for i, node := range e.graph.Nodes {
-		build := builder{exe: e, op: node.Op}
-		sig := node.Op.Sig()
-		for j, name := range node.In {
-			operand := &e.operands[index[name]]
-			operand.usedBy(node.Op, sig.In[j])
-			build.in = append(build.in, operand)
-		}
-		for j, name := range node.Out {
-			operand := &e.operands[index[name]]
-			operand.usedBy(node.Op, sig.Out[j])
-			build.out = append(build.out, operand)
-		}
-		for _, name := range node.W {
-			build.weights = append(build.weights, weights[name])
+	for i := 0; i < len(e.graph.Nodes); i++ {
+		node := i
+		build := e.builder(node, index, weights)
+		if e.graph.EndsWithGLU(i) {
+			i++
+			build.unit = e.builder(i, index, weights)
 		}
 		built, err := build.build()
 		if err != nil {
-			return fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
+			return fmt.Errorf("node %d (%s): %w", node, build.op.Kind, err)
 		}
 		for _, part := range append(build.before, built) {
-			part.node = i
+			part.node = node
 			e.steps = append(e.steps, part)
 		}
 	}
 	return nil
+}
+
+// builder returns the builder of a node, and notes its use of operands.
+func (e *executable) builder(i int, index map[string]int, weights map[string]driver.Packed) *builder {
+	node := &e.graph.Nodes[i]
+	build := &builder{exe: e, op: node.Op}
+	sig := node.Op.Sig()
+	for j, name := range node.In {
+		operand := &e.operands[index[name]]
+		operand.usedBy(node.Op, sig.In[j])
+		build.in = append(build.in, operand)
+	}
+	for j, name := range node.Out {
+		operand := &e.operands[index[name]]
+		operand.usedBy(node.Op, sig.Out[j])
+		build.out = append(build.out, operand)
+	}
+	for _, name := range node.W {
+		build.weights = append(build.weights, weights[name])
+	}
+	return build
 }
 
 // chained joins neighbouring steps that work on the same rows, or groups of heads, into chains.
@@ -240,10 +252,17 @@ func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
 
 // declare makes the operands and returns their indices by name.
 func (e *executable) declare() (map[string]int, error) {
+	// Workers hold some columns at a time of what only a gated linear unit reads.
+	unheld := map[string]bool{}
+	for i := range e.graph.Nodes {
+		if e.graph.EndsWithGLU(i) {
+			unheld[e.graph.Nodes[i].Out[0]] = true
+		}
+	}
 	index := map[string]int{}
 	for i, slot := range e.graph.Slots() {
 		made := operand{value: slot.Value, input: slot.Input, out: slot.Output, temp: -1}
-		if !slot.Bound() {
+		if !slot.Bound() && !unheld[slot.Name] {
 			made.temp = e.need.bytes
 			e.need.bytes += roundUp(int64(slot.Rows) * int64(slot.Cols) * int64(slot.Type.Bytes()))
 			if e.need.bytes > maxWork {

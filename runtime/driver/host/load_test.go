@@ -267,10 +267,17 @@ func smallBindings(t *testing.T, rng *rand.Rand, graph op.Graph) *driver.Binding
 
 // A plan's prediction of memory relies on a bound of what graphs need beside their operands.
 func TestScratchIsPredicted(t *testing.T) {
+	var graphs []op.Graph
 	for _, operator := range scratchUsers() {
+		graphs = append(graphs, op.Single(operator, layouts[operator.Scheme.Weight()]))
+		if gates := operator.Kind == op.MatMul && operator.N%2 == 0 && !operator.Scheme.RoundsResults(); gates {
+			graphs = append(graphs, gatedProduct(operator, false))
+		}
+	}
+	for _, graph := range graphs {
+		operator := graph.Nodes[0].Op
 		for _, cores := range [][]int{{0}, {0, 1, 2}} {
 			proc := testProcessor(t, cores, kernel.Best())
-			graph := op.Single(operator, layouts[operator.Scheme.Weight()])
 
 			loaded, err := proc.Load(t.Context(), testArtifact(t, graph), blankWeights(t, graph))
 			if err != nil {

@@ -15,6 +15,7 @@ func memory() *capability.Memory {
 			Align: align, Block: pack.TileN,
 			PackRows: 24, PackTiles: packedTiles, PackFloatTiles: packedFloats, PackTilesPerCore: packedPerWorker,
 			UnpackWords: 4<<10 + 448*pack.TileN, // kernel.PackedScratch at most
+			GLUWords:    gluWords,
 			ExpertRows:  groupRows, ExpertWords: groupCells,
 			OutlierCols: outlierCols,
 			// kernel.AttentionScratch

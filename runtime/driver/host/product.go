@@ -251,6 +251,7 @@ type matMul struct {
 	tileBytes, sums int            // of a tile of the weight, and block sums of a row
 	bias            []float32      // nil without
 	packed          *packedProduct // nil: rows are never packed
+	unit            *gatedUnit     // nil: results go to the output
 
 	// of the current call
 	work   grid
@@ -282,7 +283,33 @@ func (b *builder) matMul() (step, error) {
 		need.local = max(need.local, (x.packed.local+3)/4)
 		b.before = append(b.before, step{m: x.op.M, plan: x.planPacking, task: x.pack})
 	}
+	if b.unit != nil {
+		x.unit = b.gatedUnit(x.packed)
+		need.local = max(need.local, x.unit.at+x.unit.words)
+	}
 	return step{m: x.op.M, begins: x.begins, plan: x.plan, span: x.span}, nil
+}
+
+// gatedUnit is the gated linear unit that a product ends with. A worker computes it from some columns of its rows while
+// they are in a cache, and keeps them nowhere else.
+type gatedUnit struct {
+	op        op.Op
+	output    *operand
+	at, words int // results of the product in a worker's scratch
+}
+
+// gluWords is how many results of a product a worker holds for a gated linear unit: a part of a second-level cache, but
+// two tiles of columns of its rows where those are more.
+const gluWords = 64 << 10
+
+// gatedUnit returns the unit behind a product. Its part of the scratch follows that of packed rows.
+func (b *builder) gatedUnit(packed *packedProduct) *gatedUnit {
+	unit := &gatedUnit{op: b.unit.op, output: b.unit.out[0]}
+	if packed != nil {
+		unit.at = int(roundUp(int64(packed.local)) / 4)
+	}
+	unit.words = min(max(gluWords, 2*pack.TileN*b.op.M), b.op.M*op.RoundUp(b.op.N, pack.TileN))
+	return unit
 }
 
 // packs reports whether so many rows are packed.
@@ -344,9 +371,29 @@ func (x *matMul) span(worker, from, to int) {
 
 // part multiplies rows [r0,r1) by the tiles [tile,end) of the weight.
 func (x *matMul) part(worker, tile, end, r0, r1 int) {
+	if x.unit == nil {
+		x.columns(worker, x.output.from(r0, tile*pack.TileN), tile, end, r0, r1)
+		return
+	}
+	unit, rows, set := x.unit, r1-r0, x.exe.proc.set
+	results := x.exe.have.mine(worker)[unit.at:][:unit.words]
+	step := unit.words / (rows * pack.TileN)
+	if step > set.TileStep {
+		step -= step % set.TileStep
+	}
+	for ; tile < end; tile += step {
+		to := min(end, tile+step)
+		column, products := tile*pack.TileN/2, kernel.Rows(results, (to-tile)*pack.TileN)
+		x.columns(worker, products, tile, to, r0, r1)
+		cols := min(unit.op.N, to*pack.TileN/2) - column
+		set.GLU(unit.output.from(r0, column), products, unit.op.Act, unit.op.Interleave, rows, cols)
+	}
+}
+
+// columns multiplies rows [r0,r1) by the tiles [tile,end) of the weight, to products.
+func (x *matMul) columns(worker int, products kernel.Matrix[float32], tile, end, r0, r1 int) {
 	column := tile * pack.TileN
 	rows, cols := r1-r0, min(x.op.N, end*pack.TileN)-column
-	products := x.output.from(r0, column)
 	if x.packs(x.work.rows) {
 		x.packed.multiply(products, r0, tile*x.tileBytes, mem.Bytes(x.exe.have.mine(worker)), rows, cols)
 	} else {

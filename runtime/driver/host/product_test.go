@@ -28,3 +28,51 @@ func TestProductsOfKnownHalves(t *testing.T) {
 		}
 	}
 }
+
+// A product that ends with a gated linear unit has the bits of both, one after the other: with few and many columns,
+// rows that are packed or not, and columns that do not fill a tile.
+func TestGLUEndsProduct(t *testing.T) {
+	var graphs []op.Graph // in pairs: apart, together
+	for _, scheme := range op.Schemes {
+		if scheme.RoundsResults() || scheme.Scales() > 1 {
+			continue
+		}
+		for _, shape := range []struct{ rows, cols int }{{1, 4000}, {7, 1104}, {40, 1100}, {300, 608}, {40, 12}, {2100, 96}} {
+			product := op.Op{Kind: op.MatMul, M: shape.rows, K: 70, N: 2 * shape.cols, Scheme: scheme,
+				Bias: shape.rows == 40}
+			apart, together := gatedProduct(product, true), gatedProduct(product, false)
+			if apart.EndsWithGLU(0) || !together.EndsWithGLU(0) {
+				t.Fatal("graphs are not what they shall be")
+			}
+			graphs = append(graphs, apart, together)
+		}
+	}
+	for _, workers := range []int{1, 3} {
+		proc := testProcessor(t, sharedCores(workers), kernel.Best())
+
+		got := runOnSmallNumbers(t, proc, graphs)
+
+		for i := 0; i < len(got); i += 2 {
+			if got[i] != got[i+1] {
+				t.Errorf("%s on %d cores: other bits together than apart", graphs[i].Nodes[0].Op.Key(), workers)
+			}
+		}
+	}
+}
+
+// gatedProduct is the graph of a product and the gated linear unit that takes its results, which are an output too if
+// they are held.
+func gatedProduct(product op.Op, held bool) op.Graph {
+	graph := op.Single(product, layouts[product.Scheme.Weight()])
+	wide := graph.Outputs[0]
+	wide.Name, graph.Nodes[0].Out[0] = "h", "h"
+	unit := op.Op{Kind: op.GLU, M: product.M, N: product.N / 2, Interleave: 4, Act: op.SiLU}
+	graph.Nodes = append(graph.Nodes, op.Node{Op: unit, In: []string{"h"}, Out: []string{"y"}})
+	graph.Outputs = []op.Value{{Name: "y", Type: op.F32, Rows: product.M, Cols: unit.N}}
+	if held {
+		graph.Outputs = append(graph.Outputs, wide)
+	} else {
+		graph.Temps = []op.Value{wide}
+	}
+	return graph
+}

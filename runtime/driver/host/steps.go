@@ -59,7 +59,8 @@ type builder struct {
 	op      op.Op
 	in, out []*operand
 	weights []driver.Packed
-	before  []step // to run before the one that is built
+	before  []step   // to run before the one that is built
+	unit    *builder // of the gated linear unit that a product ends with, nil: none
 }
 
 // Work is divided into tasks that are worth handing over, about 10 us of portable kernels, and
