@@ -10,6 +10,7 @@ const (
 	stepBytes        = 3 << 10
 	libraryStepBytes = stepBytes + 80<<10 // of a graph with its weights that a library has loaded
 	libraryBytes     = 40 << 20
+	gluWords         = 64 << 10 // of a core that computes a gated linear unit with its product
 )
 
 var defaultScratch = capability.Scratch{
@@ -35,6 +36,9 @@ func DefaultMemory(library bool) *capability.Memory {
 // library's share where the processor's weights go to one.
 func (p *Processor) KernelMemory() *capability.Memory {
 	out := DefaultMemory(p.Prepacks || p.WeightsInArtifacts)
+	if p.FusesGLU {
+		out.Scratch.GLUWords = gluWords
+	}
 	if told := p.Memory.Clone(); told != nil {
 		out.StepBytes, out.LibraryBytes = told.StepBytes, told.LibraryBytes
 		if told.Scratch != nil {
