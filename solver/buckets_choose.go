@@ -120,7 +120,7 @@ func (c *sizeCosts) search(ctx context.Context, ses *session) (best *Result, why
 			return nil, nil, err
 		}
 		if best != nil {
-			other.outdone = best.session.objective(best.Plan)
+			other.knownObjective = best.session.objective(best.Plan)
 		}
 		result, err := other.solve(ctx)
 		other.close()

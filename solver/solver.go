@@ -294,8 +294,8 @@ type session struct {
 	tight        bool                // joint problems count buffers, scratch and steps where memory is bounded
 	comparisons  int                 // how many more combinations within a bound of memory may have variants compared
 
-	// The objective of a known plan: within a bound of memory only better ones count; 0: none is known.
-	outdone float64
+	// knownObjective is that of a plan that is known: within a bound of memory only better ones count. 0: none is known.
+	knownObjective float64
 }
 
 // checkCalibration checks that limits of quality and static scales come with a calibration of this model.

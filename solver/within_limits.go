@@ -38,7 +38,7 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	if s.measure() == problem.Memory {
 		return s.smallestWithin(ctx, bound)
 	}
-	if bound > 0 && s.outdone == 0 && s.leastMemory() > bound {
+	if bound > 0 && s.knownObjective == 0 && s.leastMemory() > bound {
 		return s.fromLeastMemory(ctx, bound) // which says what the smallest plan holds
 	}
 

@@ -67,8 +67,8 @@ func (s *session) searchWithinMemory(
 	ctx context.Context, bound int64, free *planir.Plan, comparisons int,
 ) (*withinMemory, error) {
 	best := &withinMemory{asked: s, comparisons: comparisons, bound: bound, ns: math.Inf(1), open: math.Inf(1)}
-	if s.outdone > 0 {
-		best.ns = s.outdone
+	if s.knownObjective > 0 {
+		best.ns = s.knownObjective
 	}
 	fewest := s.fewestBuckets()
 	for buckets := fewest; buckets <= len(s.want.Buckets); buckets++ {
@@ -89,7 +89,7 @@ func (s *session) searchWithinMemory(
 			other.close()
 		}
 	}
-	if best.plan == nil && s.outdone > 0 {
+	if best.plan == nil && s.knownObjective > 0 {
 		return nil, diag.New(diag.ClassInfeasible, "solve: %w", &LimitError{Names: []string{workload.KeyMemory},
 			text: "no plan was found within the memory that costs less than one with other buckets"})
 	}

@@ -172,14 +172,14 @@ func TestExpectedIsWhatIsMinimised(t *testing.T) {
 }
 
 // Where a plan is known that costs less, a search within a bound of memory finds nothing and starts no other one.
-func TestMemoryBoundOutdone(t *testing.T) {
+func TestMemoryBoundWithBetterPlan(t *testing.T) {
 	in := boundedCase(t, 0, problem.Energy)
 	ses := prepared(t, in)
 	free, err := ses.completePlan(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	ses.outdone = ses.lowestObjective() / 2
+	ses.knownObjective = ses.lowestObjective() / 2
 	_, plan, err := ses.planWithinMemory(t.Context(), free.Memory.Total, free)
 	if plan != nil || diag.ClassOf(err) != diag.ClassInfeasible || Proved(err) {
 		t.Errorf("got a plan: %v, %v; want an error of class infeasible that proves nothing", plan != nil, err)

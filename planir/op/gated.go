@@ -2,12 +2,12 @@ package op
 
 import "slices"
 
-// gluColumns is what the columns that gate and up alternate by must divide, so that every 16 columns of a gated unit
+// gluColumns is a multiple of the columns by which gate and up alternate, so that every 16 columns of a gated linear unit
 // need 32 whole columns of the product before it.
 const gluColumns = 16
 
-// GatedBy reports whether a product that o describes can end with the gated linear unit glu, so that both are computed
-// some columns at a time: glu takes all of its results, row by row.
+// GatedBy reports whether o is a product that can end with glu: a gated linear unit that takes all of its results, row by
+// row. Then both can be computed some columns at a time.
 func (o *Op) GatedBy(glu *Op) bool {
 	isProduct := o.Kind == MatMul && !o.Scheme.RoundsResults()
 	isUnit := glu.Kind == GLU && glu.Fan <= 1 && glu.Interleave > 0 && gluColumns%glu.Interleave == 0
@@ -15,12 +15,14 @@ func (o *Op) GatedBy(glu *Op) bool {
 }
 
 // EndsWithGLU reports whether node i is a product whose results the gated linear unit behind it takes, and nobody else.
-// They need not be held then.
+// They need not be held then. A unit that overwrites what the product reads has to wait for all of it.
 func (g *Graph) EndsWithGLU(i int) bool {
 	if i+1 >= len(g.Nodes) || !g.Nodes[i].Op.GatedBy(&g.Nodes[i+1].Op) {
 		return false
 	}
-	result := g.Nodes[i].Out[0]
+	product, unit := &g.Nodes[i], &g.Nodes[i+1]
+	result := product.Out[0]
+	overwrites := slices.Contains(product.In, unit.Out[0])
 	isTemp := slices.ContainsFunc(g.Temps, func(temp Value) bool { return temp.Name == result })
 	uses := 0
 	for _, node := range g.Nodes {
@@ -30,5 +32,5 @@ func (g *Graph) EndsWithGLU(i int) bool {
 			}
 		}
 	}
-	return isTemp && g.Nodes[i+1].In[0] == result && uses == 2
+	return isTemp && unit.In[0] == result && uses == 2 && !overwrites
 }
