@@ -43,9 +43,9 @@ func TestEndsWithGLU(t *testing.T) {
 			again.Out = []string{"z"}
 			g.Nodes = append(g.Nodes, again)
 		}, false},
-		"a unit of another value": {func(g *op.Graph) { g.Nodes[1].In[0] = "other" }, false},
+		"a unit of another value":       {func(g *op.Graph) { g.Nodes[1].In[0] = "other" }, false},
 		"a unit in the product's place": {func(g *op.Graph) { g.Nodes[1].Out[0] = "x" }, false},
-		"no unit":                 {func(g *op.Graph) { g.Nodes = g.Nodes[:1] }, false},
+		"no unit":                       {func(g *op.Graph) { g.Nodes = g.Nodes[:1] }, false},
 	} {
 		graph := gated()
 		test.change(&graph)
