@@ -290,13 +290,21 @@ func (b *builder) buffer(name string, value Value) {
 	buf.Rows = max(buf.Rows, value.Rows)
 }
 
-// readOutside returns the buffers that sections other than i read.
+// readOutside returns the buffers that sections other than i read before they write them anew. Layers of another kind
+// have values of the same names, which are their own.
 func readOutside(sections []Section, i int) map[string]bool {
 	out := map[string]bool{}
 	for j := range sections {
+		if j == i {
+			continue
+		}
+		written := map[string]bool{}
 		for _, node := range sections[j].Nodes {
 			for _, name := range node.In {
-				out[name] = out[name] || j != i
+				out[name] = out[name] || !written[name]
+			}
+			for _, name := range node.Out {
+				written[name] = true
 			}
 		}
 	}

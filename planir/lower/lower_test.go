@@ -778,6 +778,39 @@ func TestFuseGLU(t *testing.T) {
 	}
 }
 
+// Layers of two kinds have values of the same names. What a layer of one kind keeps inside a step, one of the other
+// kind computes anew.
+func TestFuseGLUInLayersOfTwoKinds(t *testing.T) {
+	for _, dir := range []string{"gemma2-caps", "qwen3-bias-window", "qwen2-moe-dense-layers-fused"} {
+		graph := graphOf(t, "../../testdata/arch/"+dir)
+		planned := plan(t, graph, []int{1, 16}, op.A8TQ8C)
+		planned.Procs[0].FusesGLU = true
+		if err := lower.Lower(planned, graph); err != nil {
+			t.Fatal(err)
+		}
+		if err := planir.Check(planned).Err(); err != nil {
+			t.Fatal(err)
+		}
+
+		fused := 0
+		for i := range planned.Program.Graphs {
+			graph := &planned.Program.Graphs[i].Graph
+			for j := range graph.Nodes[1:] {
+				if !graph.Nodes[j].Op.GatedBy(&graph.Nodes[j+1].Op) {
+					continue
+				}
+				fused++
+				if !graph.EndsWithGLU(j) {
+					t.Errorf("%s: %q holds what lies before its gated linear unit", dir, planned.Program.Graphs[i].Name)
+				}
+			}
+		}
+		if fused == 0 {
+			t.Errorf("%s: no product ends with its gated linear unit", dir)
+		}
+	}
+}
+
 // stepsWithBuffers lists the steps of a layer on a processor in the program of prompts, with the buffers that they read
 // and write.
 func stepsWithBuffers(plan *planir.Plan, proc string) (steps []string) {
