@@ -169,14 +169,24 @@ func TestManyWorkers(t *testing.T) {
 // and weights are the same small numbers in every call.
 func runOnSmallNumbers(t *testing.T, proc *processor, graphs []op.Graph) []string {
 	t.Helper()
+	return runOn(t, proc, graphs, smallWeights, smallBindings)
+}
+
+// runOn is runOnSmallNumbers with other weights and operands, which are drawn anew for each graph from the same seed.
+func runOn(
+	t *testing.T, proc *processor, graphs []op.Graph,
+	weightsOf func(*testing.T, *rand.Rand, op.Graph) driver.Weights,
+	bindingsOf func(*testing.T, *rand.Rand, op.Graph) *driver.Bindings,
+) []string {
+	t.Helper()
 	artifacts := make([]driver.Artifact, len(graphs))
 	weights := make([]driver.Weights, len(graphs))
 	bindings := make([]*driver.Bindings, len(graphs))
 	for i, graph := range graphs {
 		rng := rand.New(rand.NewPCG(1, 2))
 		artifacts[i] = testArtifact(t, graph)
-		weights[i] = smallWeights(t, rng, graph)
-		bindings[i] = smallBindings(t, rng, graph)
+		weights[i] = weightsOf(t, rng, graph)
+		bindings[i] = bindingsOf(t, rng, graph)
 	}
 
 	err := onAttachedThread(proc, func() error {

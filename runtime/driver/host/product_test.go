@@ -1,11 +1,15 @@
 package host
 
 import (
+	"math/rand/v2"
+	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
@@ -50,9 +54,12 @@ func TestGLUEndsProduct(t *testing.T) {
 	for _, workers := range []int{1, 3} {
 		proc := testProcessor(t, sharedCores(workers), kernel.Best())
 
-		got := runOnSmallNumbers(t, proc, graphs)
+		got := runOn(t, proc, graphs, packedWeights, normalBindings)
 
 		for i := 0; i < len(got); i += 2 {
+			if strings.Count(got[i], "\x00") > len(got[i])/2 {
+				t.Fatalf("%s: results are zeros, which say nothing", graphs[i].Nodes[0].Op.Key())
+			}
 			if got[i] != got[i+1] {
 				t.Errorf("%s on %d cores: other bits together than apart", graphs[i].Nodes[0].Op.Key(), workers)
 			}
@@ -75,4 +82,41 @@ func gatedProduct(product op.Op, held bool) op.Graph {
 		graph.Temps = []op.Value{wide}
 	}
 	return graph
+}
+
+// packedWeights packs normally distributed numbers. Results of the small ones would be too small for a gated linear
+// unit, which multiplies two of them: zeros.
+func packedWeights(t *testing.T, rng *rand.Rand, graph op.Graph) driver.Weights {
+	t.Helper()
+	weights := smallWeights(t, rng, graph)
+	for _, weight := range weights {
+		values := make([]float32, weight.Spec.K*weight.Spec.N)
+		for i := range values {
+			values[i] = float32(rng.NormFloat64())
+		}
+		if err := drivertest.Pack(weight.Bytes, weight.Spec, values); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return weights
+}
+
+// normalBindings is smallBindings with normally distributed numbers where they are float32.
+func normalBindings(t *testing.T, rng *rand.Rand, graph op.Graph) *driver.Bindings {
+	t.Helper()
+	numbers := rand.New(rand.NewPCG(rng.Uint64(), 3)) // whatever the outputs are
+	bindings := smallBindings(t, rng, graph)
+	for _, view := range bindings.In {
+		if view.Type != op.F32 {
+			continue
+		}
+		values, err := mem.View[float32](view.Buffer.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range values {
+			values[i] = float32(numbers.NormFloat64())
+		}
+	}
+	return bindings
 }
