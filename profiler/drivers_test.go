@@ -32,7 +32,9 @@ func TestHostIsMeasured(t *testing.T) {
 		}
 	}
 	last := soc.Processors[len(soc.Processors)-1].Name
-	requests = append(requests, ask(last, matmul(7), 0),
+	gated := ask(p, matmul(3), 0)
+	gated.What.GLU = &op.Op{Kind: op.GLU, M: 3, N: 48, Interleave: 16, Act: op.SiLU}
+	requests = append(requests, ask(last, matmul(7), 0), gated,
 		Request{What: record.Measurement{Kind: record.Bandwidth, Proc: p, Bytes: 1 << 20, Unit: "ns"}},
 		Request{What: record.Measurement{Kind: record.Load, Proc: p, Op: matmul(5), Layout: "n32", Unit: "ns"}})
 	for _, pair := range concurrentPairs(soc) {

@@ -74,7 +74,8 @@ func sampledRows(requests []Request) (sampled map[productShape][]int, whole []Re
 	sampled = map[productShape][]int{}
 	var first []Request
 	for _, request := range requests {
-		if request.What.Kind != record.Op || !request.What.Op.HasScheme() || len(request.What.Concurrent) > 0 {
+		what := &request.What
+		if what.Kind != record.Op || !what.Op.HasScheme() || what.GLU != nil || len(what.Concurrent) > 0 {
 			continue
 		}
 		shape := productShapeOf(&request)

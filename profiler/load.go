@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -17,6 +18,7 @@ const maxCopies = 1024
 type loadedOp struct {
 	lane   *lane
 	op     op.Op
+	glu    *op.Op // the gated linear unit that it ends with, nil: none
 	member groupMember
 	// exes and binds correspond: each execution uses the pair at next, and moves on.
 	exes   []driver.Executable
@@ -57,7 +59,19 @@ var alone = groupMember{number: 0, operators: 1}
 func (r *runner) loadInGroup(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, beside groupMember,
 ) (*loadedOp, error) {
-	ld := &loadedOp{lane: lane, op: operator, member: beside}
+	return r.loaded(ctx, &loadedOp{lane: lane, op: operator, member: beside}, layout, footprint)
+}
+
+// loadMeasured is loadInGroup for what is to be measured.
+func (r *runner) loadMeasured(
+	ctx context.Context, lane *lane, what *record.Measurement, beside groupMember,
+) (*loadedOp, error) {
+	ld := &loadedOp{lane: lane, op: *what.Op, glu: what.GLU, member: beside}
+	return r.loaded(ctx, ld, what.Layout, r.footprint(what.Cold, what.Footprint))
+}
+
+// loaded returns ld with its copies, or frees them if one cannot be loaded.
+func (r *runner) loaded(ctx context.Context, ld *loadedOp, layout string, footprint int64) (*loadedOp, error) {
 	if err := r.loadCopies(ctx, ld, layout, footprint); err != nil {
 		ld.close(ctx)
 		return nil, err
@@ -70,6 +84,9 @@ func (r *runner) loadInGroup(
 func (r *runner) loadCopies(ctx context.Context, ld *loadedOp, layout string, footprint int64) error {
 	lane := ld.lane
 	graph := op.Single(ld.op, layout)
+	if ld.glu != nil {
+		graph = op.Gated(ld.op, *ld.glu, layout)
+	}
 	if err := lane.caps.Supports(ld.op); err != nil {
 		return diag.New(diag.ClassInfeasible, "%s on processor %q: %w", ld.op.Key(), lane.name, err)
 	}
@@ -286,13 +303,17 @@ func (r *runner) bindings(ld *loadedOp, graph *op.Graph, footprint int64) (drive
 	}
 	var err error
 	offsets := map[string]int64{}
+	inputs := "in "
+	if ld.glu != nil {
+		inputs = gatedInputs
+	}
 	inPlace := len(graph.Inputs) == 1 && len(graph.Outputs) == 1 && graph.Inputs[0] == graph.Outputs[0]
 	if inPlace {
 		// Its own buffer: rotated again and again, the values stay of the same size.
 		if out.In, err = ops.layOut("in place ", graph.Inputs, offsets); err == nil {
 			out.Out = out.In
 		}
-	} else if out.In, err = ops.layOut("in ", graph.Inputs, offsets); err == nil {
+	} else if out.In, err = ops.layOut(inputs, graph.Inputs, offsets); err == nil {
 		out.Out, err = ops.layOut("out ", graph.Outputs, offsets)
 	}
 	if err == nil && operator.Kind == op.OutlierMatMul {

@@ -13,6 +13,7 @@ import (
 func (b *builder) addModel(graph *models.Graph, rows, between []int) {
 	for i := range graph.Sections {
 		section := &graph.Sections[i]
+		b.addGated(section, rows)
 		for j := range section.Nodes {
 			node := &section.Nodes[j]
 			single := slices.ContainsFunc(section.Values, func(value models.Value) bool {
@@ -40,6 +41,38 @@ func (b *builder) addModel(graph *models.Graph, rows, between []int) {
 			}
 		}
 	}
+}
+
+// addGated adds products together with the gated linear units that take their results, on processors that join them.
+func (b *builder) addGated(section *models.Section, rows []int) {
+	for i := range section.Nodes {
+		product := &section.Nodes[i]
+		for j := range section.Nodes {
+			unit := &section.Nodes[j]
+			if len(product.Ops) != 1 || len(unit.Ops) != 1 || !slices.Equal(unit.In, product.Out) {
+				continue
+			}
+			for _, proc := range b.procs {
+				for _, count := range rows {
+					b.addEnding(proc, product, unit.Ops[0], count)
+				}
+			}
+		}
+	}
+}
+
+// addEnding adds a product that ends with a gated linear unit, in all schemes. It is measured in the same rounds as the
+// product alone, of whose time it becomes a share.
+func (b *builder) addEnding(proc *socs.Processor, product *models.Node, unit op.Op, rows int) {
+	operator := product.Ops[0]
+	operator.M, unit.M = rows, rows
+	eachScheme(operator, b.schemesOf(product), func(operator op.Op) {
+		what, ok := b.measurement(proc, operator)
+		if ok && proc.FusesGLU && proc.Executes(op.GLU) && operator.GatedBy(&unit) {
+			what.GLU = &unit
+			b.add(priorityBase, what)
+		}
+	})
 }
 
 // tables returns the schemes of an embedding that looks rows up in a weight of one of the schemes, each once.

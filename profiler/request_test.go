@@ -31,6 +31,7 @@ func TestRequests(t *testing.T) {
 	soc := fakeSoC()
 	soc.Processors[0].Kinds = []op.Kind{op.MatMul} // one processor can do little
 	poor := soc.Processors[0].Name
+	soc.Processors[1].FusesGLU = true
 	want := Want{Buckets: []int{64, 256}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}}
 	requests, err := Requests(soc, model, want)
 	if err != nil {
@@ -65,16 +66,18 @@ func TestRequests(t *testing.T) {
 	}
 
 	for key, priority := range map[string]int{
-		"op a matmul[1,2048]x[2048,2560] a8t/q8c n32 cold":              priorityBase, // qkv
-		"op b matmul[64,2048]x[2048,11264] a32/w32 n32 cold":            priorityBase, // gate-up
-		"op c matmul[1,2048]x[2048,32000] a32/w32 n32 cold":             priorityBase, // head
-		"op b matmul[256,5632]x[5632,512] a8t/q8c n32 cold":             priorityShards,
-		"op b matmul[256,5632]x[5632,32] a8t/q8c n32 cold":              priorityShards, // one tile
-		"op b matmul[1,2816]x[2816,2048] a8t/q8c n32 cold":              priorityShards,
-		"op a matmul[96,5632]x[5632,2048] a8t/q8c n32 cold":             priorityBetween,
-		"op b quant_rows[256,5632]":                                     priorityGlue,
-		"op b attention[1] heads=32/4 dim=64 context=512 kv=f32 cold":   priorityGlue,
-		"op b attention[256] heads=16/2 dim=64 context=256 kv=f32 cold": priorityShards,
+		"op a matmul[1,2048]x[2048,2560] a8t/q8c n32 cold":                               priorityBase, // qkv
+		"op b matmul[64,2048]x[2048,11264] a32/w32 n32 cold":                             priorityBase, // gate-up
+		"op c matmul[1,2048]x[2048,32000] a32/w32 n32 cold":                              priorityBase, // head
+		"op b matmul[256,5632]x[5632,512] a8t/q8c n32 cold":                              priorityShards,
+		"op b matmul[256,5632]x[5632,32] a8t/q8c n32 cold":                               priorityShards, // one tile
+		"op b matmul[1,2816]x[2816,2048] a8t/q8c n32 cold":                               priorityShards,
+		"op a matmul[96,5632]x[5632,2048] a8t/q8c n32 cold":                              priorityBetween,
+		"op b quant_rows[256,5632]":                                                      priorityGlue,
+		"op b attention[1] heads=32/4 dim=64 context=512 kv=f32 cold":                    priorityGlue,
+		"op b attention[256] heads=16/2 dim=64 context=256 kv=f32 cold":                  priorityShards,
+		"op b matmul[64,2048]x[2048,11264] a8t/q8c n32 cold ends with glu[64,5632] silu": priorityBase,
+		"op b matmul[1,2048]x[2048,11264] a32/w32 n32 cold ends with glu[1,5632] silu":   priorityBase,
 		"sync a to b":                  priorityBase,
 		"bandwidth b 67108864B with a": priorityShards,
 		"op a matmul[1,5632]x[5632,1024] a8t/q8c n32 cold with b matmul[1,5632]x[5632,1024] a8t/q8c " +
@@ -87,6 +90,9 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	for key := range keys {
+		if strings.Contains(key, "ends with") && !strings.HasPrefix(key, "op b matmul[") {
+			t.Errorf("%s: another processor joins no gated linear unit", key)
+		}
 		if strings.Contains(key, "x[2048,32000]") && !strings.Contains(key, "matmul[1,") {
 			t.Errorf("%s: the head has one row", key)
 		}

@@ -273,8 +273,7 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	if err != nil {
 		return nil, err
 	}
-	ld, err := r.loadInGroup(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
-		groupMember{number: 0, operators: 1 + len(what.Concurrent)})
+	ld, err := r.loadMeasured(ctx, lane, what, groupMember{number: 0, operators: 1 + len(what.Concurrent)})
 	if err != nil || len(what.Concurrent) == 0 {
 		return soloSource{ld}, err
 	}
@@ -370,7 +369,7 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 		closeAll()
 		return nil, err
 	}
-	ld, err := r.loadOp(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint))
+	ld, err := r.loadMeasured(ctx, lane, what, alone)
 	switch {
 	case err != nil:
 		closeAll()

@@ -57,6 +57,7 @@ type Costs struct {
 	Families   []Family     `json:"families" yaml:"families"`     // ascending by key
 	Handovers  []Handover   `json:"handovers,omitempty" yaml:"handovers,omitempty"`
 	Copies     []Copy       `json:"copies,omitempty" yaml:"copies,omitempty"`
+	Gated      []Gated      `json:"gated,omitempty" yaml:"gated,omitempty"` // ascending by key
 	Sharing    []Sharing    `json:"sharing,omitempty" yaml:"sharing,omitempty"`
 	Infeasible []Infeasible `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
 	// CacheBytes is the size of the largest cache, 0 for none: what was written last and fits is not read from memory.
@@ -141,6 +142,19 @@ type Curve struct {
 	Points     [][4]int64 `json:"points" yaml:"points,flow"` // M, typical time, low and high in ns; ascending by M
 
 	ready []knot // of all points
+}
+
+// Gated is how long products of one weight shape take with the gated linear unit that they end with: shares of the sum
+// of both times less a launch, as a graph of several operators takes otherwise.
+type Gated struct {
+	Proc   string    `json:"proc" yaml:"proc"`
+	Scheme op.Scheme `json:"scheme" yaml:"scheme"`
+	Bias   bool      `json:"bias,omitempty" yaml:"bias,omitempty"`
+	Act    string    `json:"act,omitempty" yaml:"act,omitempty"`
+	K      int       `json:"k" yaml:"k"`
+	N      int       `json:"n" yaml:"n"`
+	Rows   []int     `json:"rows" yaml:"rows,flow"`     // ascending
+	Shares []float64 `json:"shares" yaml:"shares,flow"` // at each of Rows, 0..1
 }
 
 // Handover is the time from setting a flag on one processor to seeing it on another.

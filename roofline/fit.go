@@ -66,6 +66,7 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 	// reading.
 	costs.fitProcessors(soc, all)
 	costs.fitFamilies(soc, all, known)
+	costs.fitGated(soc, all)
 	costs.fitHandovers(soc, all)
 	costs.fitSharing(soc, all)
 
@@ -213,7 +214,7 @@ func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Famil
 	families := map[string]*Family{}
 	points := map[string][]point{}
 	for _, taken := range all {
-		if taken.m.Kind != record.Op || len(taken.m.Concurrent) > 0 || !layoutFits(soc, taken.m) {
+		if taken.m.Kind != record.Op || taken.m.GLU != nil || len(taken.m.Concurrent) > 0 || !layoutFits(soc, taken.m) {
 			continue
 		}
 		family, rows, along, across := familyOf(taken.m.Proc, *taken.m.Op, taken.m.Cold)

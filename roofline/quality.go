@@ -43,7 +43,7 @@ func Evaluate(costs *Costs, held *record.Set) (Quality, error) {
 	}
 	var misses []Miss
 	for _, taken := range all {
-		if taken.m.Kind != record.Op || len(taken.m.Concurrent) > 0 {
+		if taken.m.Kind != record.Op || taken.m.GLU != nil || len(taken.m.Concurrent) > 0 {
 			continue
 		}
 		miss, err := costs.miss(taken)

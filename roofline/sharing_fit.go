@@ -148,7 +148,7 @@ func (f *sharingFit) bandwidths(all []sample) {
 func (f *sharingFit) slowdowns(soc *socs.SoC, all []sample) {
 	alone := map[string]float64{} // by processor and operator
 	for _, taken := range all {
-		if taken.m.Kind == record.Op && len(taken.m.Concurrent) == 0 {
+		if taken.m.Kind == record.Op && taken.m.GLU == nil && len(taken.m.Concurrent) == 0 {
 			alone[taken.m.Proc+" "+loadKey(Load{Op: *taken.m.Op, Cold: taken.m.Cold})] = taken.ns
 		}
 	}

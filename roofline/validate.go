@@ -75,6 +75,7 @@ func (c *Costs) validate() error {
 		firstOf(c.Families, func(f *Family) error { return f.validate(seen) }),
 		firstOf(c.Handovers, func(h *Handover) error { return h.validate(seen) }),
 		firstOf(c.Copies, func(k *Copy) error { return k.validate(seen) }),
+		firstOf(c.Gated, func(g *Gated) error { return g.validate(seen) }),
 		firstOf(c.Sharing, func(s *Sharing) error { return s.validate(seen) }))
 }
 
@@ -100,6 +101,23 @@ func (h *Handover) validate(seen seenOnce) error {
 	at := fmt.Sprintf("hand-over from %q to %q", h.From, h.To)
 	return cmp.Or(seen.check(at), checkTime(at, float64(h.NS)), checkTime(at, float64(h.LowNS)),
 		checkTime(at, float64(h.HighNS)), checkSource(at, h.Source))
+}
+
+// validate checks the shares of a product: one for each number of rows, ascending.
+func (g *Gated) validate(seen seenOnce) error {
+	at := "product that ends with a gated linear unit, " + g.key()
+	if len(g.Rows) == 0 || len(g.Rows) != len(g.Shares) {
+		return fmt.Errorf("%s: %d shares at %d numbers of rows", at, len(g.Shares), len(g.Rows))
+	}
+	for i, share := range g.Shares {
+		if g.Rows[i] < 1 || i > 0 && g.Rows[i] <= g.Rows[i-1] {
+			return fmt.Errorf("%s: rows do not ascend from 1", at)
+		}
+		if !(share > 0 && share <= 1) {
+			return fmt.Errorf("%s: share %v, want a number above 0, at most 1", at, share)
+		}
+	}
+	return seen.check(at)
 }
 
 // validate checks the points of a copy: [bytes, ns], ascending in bytes.

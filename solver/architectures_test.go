@@ -512,6 +512,10 @@ func (x truth) Handover(from, to string) (price.Estimate, error) {
 	return price.Estimate{NS: ns, Low: ns, High: ns}, nil
 }
 
+// GatedShare and LeastGatedShare say that products save nothing.
+func (truth) GatedShare(string, op.Op, op.Op) float64 { return 1 }
+func (truth) LeastGatedShare(string) float64          { return 1 }
+
 // Launch returns what the SoC says.
 func (x truth) Launch(proc string) (price.Estimate, error) {
 	return price.Estimate{NS: int64(1e3 * x.soc.Processor(proc).LaunchUS)}, nil

@@ -61,6 +61,8 @@ func (l lottery) Phase(task price.Task) (timeline.Phase, error) {
 func (l lottery) Copy(from, to string, bytes int64) (price.Estimate, error) {
 	return price.Estimate{}, nil
 }
+func (lottery) GatedShare(string, op.Op, op.Op) float64 { return 1 }
+func (lottery) LeastGatedShare(string) float64          { return 1 }
 func (l lottery) Launch(string) (price.Estimate, error) { return price.Estimate{}, nil }
 func (l lottery) Measured(price.Task) []int             { return nil }
 func (l lottery) Memory() *timeline.Memory              { return &timeline.Memory{} }

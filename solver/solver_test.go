@@ -115,6 +115,27 @@ func batchCosts(t testing.TB, soc *socs.SoC, model *models.Model, batches []int,
 	return costs
 }
 
+// gatedShares has all products of a model that end with a gated linear unit take half of the time on a processor.
+func gatedShares(t testing.TB, proc string, model *models.Model, scheme op.Scheme) (out []roofline.Gated) {
+	t.Helper()
+	graph := model.Graph()
+	sections, err := lower.Expand(&graph, 1, 1024, op.F32, func(string) op.Scheme { return scheme }, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, section := range sections {
+		for i, node := range section.Nodes {
+			if product := node.Op(); node.Gated && product.Kind == op.MatMul {
+				out = append(out, roofline.Gated{
+					Proc: proc, Scheme: product.Scheme, Bias: product.Bias, Act: section.Nodes[i+1].Op().Act,
+					K: product.K, N: product.N, Rows: []int{1}, Shares: []float64{0.5},
+				})
+			}
+		}
+	}
+	return out
+}
+
 // simulatedSet collects the simulated times of operators on a SoC.
 type simulatedSet struct {
 	t   testing.TB

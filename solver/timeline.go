@@ -388,10 +388,32 @@ func (s *request) graphWork(on *planir.Proc, graph *op.Graph, called call) (step
 			estimate.Low, estimate.High = max(0, estimate.Low-saved), max(0, estimate.High-saved)
 		}
 
+		if share := s.gatedShare(on, graph, i, called); share < 1 {
+			phase = phase.Times(share)
+			estimate.NS = int64(float64(estimate.NS) * share)
+			estimate.Low, estimate.High = int64(float64(estimate.Low)*share), int64(float64(estimate.High)*share)
+		}
+
 		out.phases = append(out.phases, phase)
 		out.NS += estimate.NS
 		out.Low += estimate.Low
 		out.High += estimate.High
 	}
 	return out, nil
+}
+
+// gatedShare returns how much of its time node i of a graph takes if it is a product that ends with a gated linear
+// unit, or that unit; else 1.
+func (s *request) gatedShare(on *planir.Proc, graph *op.Graph, i int, called call) float64 {
+	if !on.FusesGLU {
+		return 1
+	}
+	for _, product := range []int{i - 1, i} {
+		if product >= 0 && graph.EndsWithGLU(product) {
+			operator := graph.Nodes[product].Op
+			operator.M = min(operator.M, called.rows)
+			return s.prices.GatedShare(on.Name, operator, graph.Nodes[product+1].Op)
+		}
+	}
+	return 1
 }

@@ -1,13 +1,54 @@
 package solver
 
 import (
+	"math"
 	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/price"
 )
+
+// A product that ends with a gated linear unit is predicted to take its share of both, less a launch, where their
+// processor joins them.
+func TestWorkOfGatedProducts(t *testing.T) {
+	model, soc := demo(t), twoCores(t, 1)
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: permit(op.A8TQ8C)}
+	in.Costs.Gated = gatedShares(t, soc.Control, model, op.A8TQ8C)
+	if len(in.Costs.Gated) == 0 {
+		t.Fatal("the model has no gated product")
+	}
+	known := in.Costs.Gated[0]
+	product := op.Op{Kind: op.MatMul, M: 16, K: known.K, N: known.N, Scheme: known.Scheme, Bias: known.Bias}
+	unit := op.Op{Kind: op.GLU, M: 16, N: known.N / 2, Interleave: 16, Act: known.Act}
+	graph := op.Gated(product, unit, "n32")
+	session := prepared(t, in)
+
+	work := func(fuses bool) stepWork {
+		proc := planir.Proc{Name: soc.Control}
+		proc.FusesGLU = fuses
+		of, err := session.graphWork(&proc, &graph, call{rows: 16, context: 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return of
+	}
+	apart, joined := work(false), work(true)
+	if half := apart.NS / 2; joined.NS < half-2 || joined.NS > half {
+		t.Errorf("got %d ns, want half of %d", joined.NS, apart.NS)
+	}
+	sum := func(of stepWork) (ns float64) {
+		for i := range of.phases {
+			ns += of.phases[i].NS()
+		}
+		return ns
+	}
+	if got, want := sum(joined), sum(apart)/2; math.Abs(got/want-1) > 1e-6 {
+		t.Errorf("phases take %v ns, want %v", got, want)
+	}
+}
 
 // Two lanes, two layers, worked out by hand: a step waits for the hand-over of a flag only if the flag
 // was not seen long before, and lanes meet at the end of a section.

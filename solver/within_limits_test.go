@@ -111,8 +111,10 @@ func TestLeastTimeIsPossible(t *testing.T) {
 		}
 		work := quick()
 		work.Buckets, work.Context = workload.Rows{16}, 64
+		soc.Processor(soc.Control).FusesGLU = true
 		in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work,
 			Engine: exact.Engine{}}
+		in.Costs.Gated = gatedShares(t, soc.Control, model, op.A32W32)
 		fastest := solve(t, in)
 		decode, prefill := prediction(t, fastest.Plan, "decode").PlanNS, prediction(t, fastest.Plan, "prefill@16").PlanNS
 

@@ -14,6 +14,17 @@ func (o *Op) GatedBy(glu *Op) bool {
 	return isProduct && isUnit && glu.M == o.M && 2*glu.N == o.N
 }
 
+// Gated returns the graph of a product, as Single makes it, that ends with the gated linear unit glu.
+func Gated(product, glu Op, layout string) Graph {
+	graph := Single(product, layout)
+	result, unit := graph.Outputs[0], glu.Sig().Out[0]
+	result.Name = "product"
+	graph.Temps, graph.Outputs = []Value{result}, []Value{unit}
+	graph.Nodes[0].Out = []string{result.Name}
+	graph.Nodes = append(graph.Nodes, Node{Op: glu, In: []string{result.Name}, Out: []string{unit.Name}})
+	return graph
+}
+
 // EndsWithGLU reports whether node i is a product whose results the gated linear unit behind it takes, and nobody else.
 // They need not be held then. A unit that overwrites what the product reads has to wait for all of it.
 func (g *Graph) EndsWithGLU(i int) bool {

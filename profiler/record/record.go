@@ -95,6 +95,7 @@ type Measurement struct {
 	Proc   string `json:"proc"`             // processor of the SoC
 	To     string `json:"to,omitempty"`     // Sync, Copy: the other processor
 	Op     *op.Op `json:"op,omitempty"`     // Op, Launch, Load
+	GLU    *op.Op `json:"glu,omitempty"`    // Op: the gated linear unit that the product ends with, in one graph with it
 	Layout string `json:"layout,omitempty"` // of the operator's weight
 	Bytes  int64  `json:"bytes,omitempty"`  // Bandwidth, Copy, Load: moved by one execution
 	// weights and caches are where a model finds them, not where the last execution left them
@@ -127,6 +128,9 @@ func (m *Measurement) Key() string {
 		fmt.Fprintf(&out, " %dB", m.Bytes)
 	}
 	what(&out, m.Op, m.Layout, m.Cold)
+	if m.GLU != nil {
+		out.WriteString(" ends with " + m.GLU.Key())
+	}
 	if m.Footprint != 0 {
 		fmt.Fprintf(&out, "/%d", m.Footprint)
 	}
@@ -198,6 +202,14 @@ func (m *Measurement) validateWhat() error {
 	if m.Op != nil {
 		if err := m.Op.Validate(); err != nil {
 			return err
+		}
+	}
+	if m.GLU != nil {
+		if err := m.GLU.Validate(); err != nil {
+			return err
+		}
+		if m.Kind != Op || !m.Op.GatedBy(m.GLU) {
+			return fmt.Errorf("key \"glu\" belongs to a product whose results it takes")
 		}
 	}
 	if (m.Kind == Sync) != (m.To != "") && m.Kind != Copy {

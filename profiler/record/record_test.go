@@ -70,6 +70,11 @@ func TestWriteAndRead(t *testing.T) {
 	}
 }
 
+// glu is a gated linear unit of one row.
+func glu(columns int) *op.Op {
+	return &op.Op{Kind: op.GLU, M: 1, N: columns, Interleave: 16, Act: op.SiLU}
+}
+
 func TestKey(t *testing.T) {
 	o := *matmul(1)
 	for _, tt := range []struct {
@@ -80,6 +85,7 @@ func TestKey(t *testing.T) {
 		{Measurement{Kind: Bandwidth, Proc: "a", Bytes: 4096, Concurrent: []Partner{{Proc: "b"}, {Proc: "c", Op: &o}}}, "bandwidth a 4096B with b, c matmul[1,64]x[64,96] a8t/q8c"},
 		{Measurement{Kind: Sync, Proc: "a", To: "b"}, "sync a to b"},
 		{Measurement{Kind: Op, Proc: "a", Op: &o, Cold: true, Footprint: 123}, "op a matmul[1,64]x[64,96] a8t/q8c cold/123"},
+		{Measurement{Kind: Op, Proc: "a", Op: &o, GLU: glu(48), Cold: true}, "op a matmul[1,64]x[64,96] a8t/q8c cold ends with glu[1,48] silu"},
 	} {
 		if got := tt.m.Key(); got != tt.want {
 			t.Errorf("got  %s\nwant %s", got, tt.want)
@@ -202,6 +208,9 @@ func TestRefused(t *testing.T) {
 		{"no loops", h + edit(func(m *Measurement) { m.Loops = 0 }), "loops = 0, want at least 1"},
 		{"no operator", h + edit(func(m *Measurement) { m.Op = nil }), "an operator belongs to kinds op, launch and load"},
 		{"bad operator", h + edit(func(m *Measurement) { m.Op.N = -5 }), "n = -5"},
+		{"unit of other results", h + edit(func(m *Measurement) { m.GLU = glu(96) }), `key "glu" belongs to a product whose results it takes`},
+		{"unit of no product", h + edit(func(m *Measurement) { m.Kind, m.GLU = Load, glu(48) }), `key "glu" belongs to a product`},
+		{"bad unit", h + edit(func(m *Measurement) { m.GLU = glu(0) }), "n = 0"},
 		{"warm with a footprint", h + edit(func(m *Measurement) { m.Cold, m.Footprint = false, 5 }), "footprint = 5 of a measurement with cold = false"},
 		{"bad partner", h + edit(func(m *Measurement) { m.Concurrent[0].Proc = "host:0" }), `concurrent processor "host:0", want another one each`},
 		{"bad partner operator", h + edit(func(m *Measurement) { m.Concurrent[0].Op.Scheme = "x" }), "concurrent: operator"},

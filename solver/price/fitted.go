@@ -162,6 +162,14 @@ func (f *Fitted) Launch(proc string) (Estimate, error) {
 	return estimateOf(predicted), err
 }
 
+// GatedShare returns how much of their prices, less a launch, a product and the gated linear unit that it ends with take.
+func (f *Fitted) GatedShare(proc string, product, unit op.Op) float64 {
+	return f.costs.GatedShare(proc, product, unit)
+}
+
+// LeastGatedShare returns the least such share on a processor.
+func (f *Fitted) LeastGatedShare(proc string) float64 { return f.costs.LeastGatedShare(proc) }
+
 // Handover returns the time from one processor's setting of a flag to the other's noticing it. Processors that share a
 // core never wait for each other: one has finished before the other begins.
 func (f *Fitted) Handover(from, to string) (Estimate, error) {

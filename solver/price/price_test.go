@@ -57,6 +57,8 @@ func (d drawn) Together(tasks []Task) ([]Estimate, error) {
 func (d drawn) Phase(Task) (timeline.Phase, error)         { return timeline.Phase{ComputeNS: 1000}, nil }
 func (d drawn) Memory() *timeline.Memory                   { return &timeline.Memory{} }
 func (d drawn) Handover(from, to string) (Estimate, error) { return d.estimate("flag", from, to), nil }
+func (drawn) GatedShare(string, op.Op, op.Op) float64      { return 1 }
+func (drawn) LeastGatedShare(string) float64               { return 1 }
 func (d drawn) Launch(proc string) (Estimate, error)       { return d.estimate("launch", proc), nil }
 func (d drawn) Copy(from, to string, _ int64) (Estimate, error) {
 	return d.estimate("copy", from, to), nil

@@ -50,6 +50,10 @@ type Costs interface {
 	Handover(from, to string) (Estimate, error)
 	// Launch is the part of every operator's price that a graph of several operators pays once.
 	Launch(proc string) (Estimate, error)
+	// GatedShare is how much of their prices, less a launch, a product and the gated linear unit that it ends with take;
+	// LeastGatedShare is the least of any product on the processor.
+	GatedShare(proc string, product, unit op.Op) float64
+	LeastGatedShare(proc string) float64
 	// Copy is the time to move bytes from one processor to another; the zero Estimate where they share memory.
 	Copy(from, to string, bytes int64) (Estimate, error)
 	// Measured lists numbers of rows at which an operator of a task's shape was measured.

@@ -34,6 +34,8 @@ func (s stages) Together(tasks []Task) (out []Estimate, err error) {
 	return out, nil
 }
 
+func (stages) GatedShare(string, op.Op, op.Op) float64 { return 1 }
+func (stages) LeastGatedShare(string) float64          { return 1 }
 func (s stages) Launch(proc string) (Estimate, error) {
 	ns := int64(s.launch[proc])
 	return Estimate{NS: ns, Low: ns, High: ns, Source: source.Measured}, nil
