@@ -63,17 +63,18 @@ func (k *Kernel) Reached() bool { return k.Share >= k.Mark }
 // CPU.
 var (
 	gemmMarks = map[op.Scheme]float64{op.A8TQ8C: 0.85, op.A32W32: 0.80}
-	gemvMarks = map[op.Scheme]float64{op.A8TQ8C: 0.90, op.A8TQ6C: 0.85, op.A8TQ4B32: 0.75}
+	gemvMarks = map[op.Scheme]float64{op.A8TQ8C: 0.90, op.A8TQ6C: 0.85, op.A8TQ4B32: 0.90}
 )
 
 // attentionMark is the share of the float32 peak that attention of a prompt has to reach.
 const attentionMark = 0.7
 
 // The set that multiplies in tiles has marks of its own: of products of 8 bits, for which a core has to load as many
-// tiles as it multiplies, and of attention over bfloat16, whose bound stays the float32 peak.
+// tiles as it multiplies, of those of 4-bit weights, and of attention over bfloat16, whose bound stays the float32 peak.
 const (
 	tileSet           = "amx"
 	tileMark          = 0.45
+	tileNibblesMark   = 0.35
 	tileAttentionMark = 1.4
 )
 

@@ -42,8 +42,13 @@ func (s *kernelSet) mark(value float64) float64 {
 
 // gemmMark is the mark of products of many rows.
 func (s *kernelSet) gemmMark(scheme op.Scheme) float64 {
-	if s.set == tileSet && scheme == op.A8TQ8C {
-		return s.mark(tileMark)
+	if s.set == tileSet {
+		switch scheme {
+		case op.A8TQ8C:
+			return s.mark(tileMark)
+		case op.A8TQ4B32, op.A8TQ4B128:
+			return s.mark(tileNibblesMark)
+		}
 	}
 	return s.mark(gemmMarks[scheme])
 }
