@@ -54,16 +54,16 @@ func (b *builder) addGated(section *models.Section, rows []int) {
 			}
 			for _, proc := range b.procs {
 				for _, count := range rows {
-					b.addEnding(proc, product, unit.Ops[0], count)
+					b.addGatedProduct(proc, product, unit.Ops[0], count)
 				}
 			}
 		}
 	}
 }
 
-// addEnding adds a product that ends with a gated linear unit, in all schemes. It is measured in the same rounds as the
+// addGatedProduct adds a product that ends with a gated linear unit, in all schemes. It is measured in the same rounds as the
 // product alone, of whose time it becomes a share.
-func (b *builder) addEnding(proc *socs.Processor, product *models.Node, unit op.Op, rows int) {
+func (b *builder) addGatedProduct(proc *socs.Processor, product *models.Node, unit op.Op, rows int) {
 	operator := product.Ops[0]
 	operator.M, unit.M = rows, rows
 	eachScheme(operator, b.schemesOf(product), func(operator op.Op) {

@@ -48,6 +48,7 @@ func TestGatedShare(t *testing.T) {
 		{matmul(4, k, n, op.A8TQ8C), 0.8}, // half of the way from 1 to 16
 		{matmul(16, k, n, op.A8TQ8C), 0.7},
 		{matmul(64, k, n, op.A8TQ8C), 0.85},
+		{matmul(16, k, n, op.A8SQ8C), 0.7}, // its twin
 		{matmul(256, k, n, op.A8TQ8C), 1},
 		{matmul(512, k, n, op.A8TQ8C), 1},
 		{matmul(16, k, 2*n, op.A8TQ8C), 1},
