@@ -70,7 +70,7 @@ var (
 const attentionMark = 0.7
 
 // The set that multiplies in tiles has marks of its own: of products of 8 bits, for which a core has to load as many
-// tiles as it multiplies, of those of 4-bit weights, and of attention over bfloat16, whose bound stays the float32 peak.
+// tiles as it multiplies, of 4-bit weights, and of attention over bfloat16, whose bound stays the float32 peak.
 const (
 	tileSet           = "amx"
 	tileMark          = 0.45

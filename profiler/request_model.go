@@ -61,8 +61,8 @@ func (b *builder) addGated(section *models.Section, rows []int) {
 	}
 }
 
-// addGatedProduct adds a product that ends with a gated linear unit, in all schemes. It is measured in the same rounds as the
-// product alone, of whose time it becomes a share.
+// addGatedProduct adds a product that ends with a gated linear unit, in all schemes. It is measured in the same rounds
+// as the product alone, of whose time it becomes a share.
 func (b *builder) addGatedProduct(proc *socs.Processor, product *models.Node, unit op.Op, rows int) {
 	operator := product.Ops[0]
 	operator.M, unit.M = rows, rows

@@ -70,8 +70,8 @@ func (c *Costs) fitGated(soc *socs.SoC, all []sample) {
 }
 
 // GatedShare returns how much of the time of their operators, less a launch, a product and the gated linear unit that
-// it ends with take on a processor; 1 where that was never measured. Schemes that are priced alike have one share. Between
-// measured numbers of rows it follows their logarithm.
+// it ends with take on a processor; 1 where that was never measured. Schemes that are priced alike have one share.
+// Between measured numbers of rows it follows their logarithm.
 func (c *Costs) GatedShare(proc string, product, unit op.Op) float64 {
 	product = c.priced(proc, product)
 	asked := gatedOf(proc, &product, &unit)
