@@ -303,17 +303,13 @@ func (r *runner) bindings(ld *loadedOp, graph *op.Graph, footprint int64) (drive
 	}
 	var err error
 	offsets := map[string]int64{}
-	inputs := "in "
-	if ld.glu != nil {
-		inputs = gatedInputs
-	}
 	inPlace := len(graph.Inputs) == 1 && len(graph.Outputs) == 1 && graph.Inputs[0] == graph.Outputs[0]
 	if inPlace {
 		// Its own buffer: rotated again and again, the values stay of the same size.
 		if out.In, err = ops.layOut("in place ", graph.Inputs, offsets); err == nil {
 			out.Out = out.In
 		}
-	} else if out.In, err = ops.layOut(inputs, graph.Inputs, offsets); err == nil {
+	} else if out.In, err = ops.layOut("in ", graph.Inputs, offsets); err == nil {
 		out.Out, err = ops.layOut("out ", graph.Outputs, offsets)
 	}
 	if err == nil && operator.Kind == op.OutlierMatMul {

@@ -50,25 +50,9 @@ func (o *operands) buffer(name string, numbers op.Type, bytes int64) (driver.Buf
 		return nil, err
 	}
 	o.fill(fresh.Bytes(), numbers)
-	if name == gatedInputs+string(op.F32) {
-		makeSmall(fresh.Bytes())
-	}
 	o.retire(name)
 	o.bufs[name] = fresh
 	return fresh, nil
-}
-
-// gatedInputs begins the names of what products that end with a gated linear unit read. Its numbers are so small that
-// results are of the size that models have. Of larger ones the unit's exponentials are denormal numbers, each of which
-// takes a core hundreds of cycles.
-const gatedInputs = "in gated "
-
-// makeSmall divides float32 numbers by 512.
-func makeSmall(data []byte) {
-	for ; len(data) >= 4; data = data[4:] {
-		value := math.Float32frombits(binary.LittleEndian.Uint32(data))
-		binary.LittleEndian.PutUint32(data, math.Float32bits(value/512))
-	}
 }
 
 // retire renames an outgrown buffer, which stays until the lane closes because executables may be

@@ -53,13 +53,8 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 		return nil, err
 	}
 
-	for i := range all {
-		measured := all[i].m
-		if soc.Processor(measured.Proc) == nil {
-			return nil, diag.New(diag.ClassInput,
-				"fit costs of SoC %q: the record measures processor %q, which it does not have", soc.Name,
-				measured.Proc).WithCode("costs.soc")
-		}
+	if err := mustHave(soc, all); err != nil {
+		return nil, err
 	}
 
 	// Families need the bandwidths of processors. Sharing needs families, to divide operators into arithmetic and
@@ -85,6 +80,18 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 		return nil, diag.New(diag.ClassInput, "fit costs of SoC %q: %w", soc.Name, err)
 	}
 	return costs, nil
+}
+
+// mustHave returns an error if a sample is of a processor that the SoC does not have.
+func mustHave(soc *socs.SoC, all []sample) error {
+	for i := range all {
+		if name := all[i].m.Proc; soc.Processor(name) == nil {
+			return diag.New(diag.ClassInput,
+				"fit costs of SoC %q: the record measures processor %q, which it does not have", soc.Name, name).
+				WithCode("costs.soc")
+		}
+	}
+	return nil
 }
 
 // sample is a measurement with its typical time, the mean of the middle half of its samples, and the interval of that.

@@ -457,8 +457,8 @@ func (s *session) leastCallNS(rows int) int64 {
 }
 
 // busyNS returns a lower bound of how long a candidate keeps processors busy in a lowered plan: the sum over
-// processors, in ns. A step that lowering joins to its neighbours saves its launch, and a
-// product that ends with a gated linear unit a part of both.
+// processors, in ns. A step that lowering joins to its neighbours saves its launch, and a product that ends with a gated
+// linear unit a part of both.
 func (s *request) busyNS(node *lower.Node, candidate *price.Candidate) float64 {
 	total := 0.0
 	for i := range candidate.Times {
