@@ -46,7 +46,7 @@ func (s *kernelSet) gemmMark(scheme op.Scheme) float64 {
 		switch scheme {
 		case op.A8TQ8C:
 			return s.mark(tileMark)
-		case op.A8TQ4B32, op.A8TQ4B128:
+		case op.A8TQ4B32, op.A8TQ4B128, op.A8CQ4B32:
 			return s.mark(tileNibblesMark)
 		}
 	}

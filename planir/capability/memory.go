@@ -222,6 +222,9 @@ func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 		return s.imitated(operator, rows)
 	}
 	out, depth := s.inputs(operator, rows), int64(operator.K)
+	if operator.Scheme.Requantises() { // a tile of 8-bit values, with a scale and a sum for each column
+		out.own = (op.RoundUp(depth, 4)/4 + 2) * s.Block
+	}
 	tiles := (int64(operator.N) + s.Block - 1) / s.Block
 	if rows < s.PackRows || tiles < max(s.PackTiles, s.PackTilesPerCore*cores) || operator.Scheme.FewRows() {
 		return out
@@ -231,11 +234,11 @@ func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 		if tiles >= s.PackFloatTiles {
 			out.packed = rows * depth
 		}
-	case block == 1: // four 8-bit values a word, and a sum for each row
-		out.own = op.RoundUp(depth, 4) / 4 * s.Block
+	case block == 1, operator.Scheme.Requantises(): // four 8-bit values a word, and a sum for each row
+		out.own += op.RoundUp(depth, 4) / 4 * s.Block
 		out.packed = rows * (op.RoundUp(depth, 4)/4 + 1)
 	default: // the same for each block
-		out.own = s.UnpackWords
+		out.own += s.UnpackWords
 		out.packed = rows * (op.RoundUp(depth, block) / block * (block/4 + 1))
 	}
 	return out

@@ -171,8 +171,8 @@ func TestGridAndHalf(t *testing.T) {
 				scheme.Static(), scheme.QuantisedRows())
 		}
 		operator = Op{Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: scheme}
-		if err := operator.Validate(); (err != nil) != (scheme.Grid() || scheme.Half() || scheme.Shadow()) ||
-			err != nil && !strings.Contains(err.Error(), "experts take one of a32/w32, a32/w16, a8t/q8c") {
+		single := scheme.Grid() || scheme.Half() || scheme.Shadow() || scheme.Requantises()
+		if err := operator.Validate(); (err != nil) != single || err != nil && !strings.Contains(err.Error(), "experts take one of a32/w32, a32/w16, a8t/q8c") {
 			t.Errorf("experts with %q: %v", scheme, err)
 		}
 		if b := WeightBytes(scheme.Weight(), 64, 32); b <= 0 {

@@ -21,6 +21,7 @@ const (
 	A8TQ6C    Scheme = "a8t/q6c"
 	A8TQ4B32  Scheme = "a8t/q4b32"
 	A8TQ4B128 Scheme = "a8t/q4b128"
+	A8CQ4B32  Scheme = "a8c/q4b32"
 	A16SQ8C   Scheme = "a16s/q8c"
 	A16SQ4C   Scheme = "a16s/q4c"
 	A16FW16   Scheme = "a16f/w16"
@@ -49,6 +50,7 @@ var schemeTable = []schemeRow{
 	{scheme: A8TQ6C, drivers: []string{"host"}},
 	{scheme: A8TQ4B32, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A8TQ4B128, drivers: []string{"host", "ort", "opencl"}},
+	{scheme: A8CQ4B32, drivers: []string{"host"}},
 	{scheme: A16SQ8C, drivers: []string{"host", "qnn", "opencl"}},
 	{scheme: A16SQ4C, drivers: []string{"host", "qnn", "opencl"}},
 	{scheme: A16FW16, drivers: []string{"host", "qnn", "opencl"}},
@@ -56,17 +58,18 @@ var schemeTable = []schemeRow{
 	{scheme: A16FQ4B32, drivers: []string{"host", "qnn", "opencl"}},
 }
 
-// activationRow answers every question about what enters a product.
+// activationRow answers every question about what enters a product, and how it is multiplied.
 type activationRow struct {
 	name string
 	does string // the documentation
 	rows bool   // u8 rows with a scale each
 	// scales is how many static scales, constants of the plan from a calibration, rows choose from. 0: each has its
 	// own, or none.
-	scales int
-	shadow bool // what exceeds the static scale is multiplied beside the product, by an OutlierMatMul
-	grid   bool // f32 values rounded to multiples of a static step each inside the product, as are its results
-	half   bool // f32 values rounded to f16 inside the product, as are its results
+	scales  int
+	columns bool // weights in blocks are requantised: 8 bit with a scale per column, while they are multiplied
+	shadow  bool // what exceeds the static scale is multiplied beside the product, by an OutlierMatMul
+	grid    bool // f32 values rounded to multiples of a static step each inside the product, as are its results
+	half    bool // f32 values rounded to f16 inside the product, as are its results
 }
 
 // activationTable has a row for each first half of a scheme.
@@ -80,6 +83,8 @@ var activationTable = []activationRow{
 		rows: true, scales: 4},
 	{name: "a8o", does: "8 bit with one static scale for all rows but their largest channels, whose remainder is multiplied in float32 beside the product",
 		rows: true, scales: 1, shadow: true},
+	{name: "a8c", does: "8 bit as a8t, times a weight that is requantised while it is multiplied: to 8 bit with a scale per column",
+		rows: true, columns: true},
 	{name: "a16s", does: "16 bit with a static step each of what enters and of what is computed, from a calibration",
 		grid: true},
 	{name: "a16f", does: "half precision, of what enters and of what is computed", half: true},
@@ -214,6 +219,11 @@ func (s Scheme) QuantisedRows() bool { return s.activations().rows }
 // Scales returns the number of static scales that 8-bit rows choose from, 0 where each has its own or none.
 func (s Scheme) Scales() int { return s.activations().scales }
 
+// Requantises reports whether a weight in blocks is multiplied as one of 8 bits with a scale per column, which is made of
+// it tile by tile. Every k of it is then summed without a scale in between, as with weights of 8 bits, and memory holds
+// the blocks only.
+func (s Scheme) Requantises() bool { return s.activations().columns }
+
 // Shadow reports whether an OutlierMatMul beside the product multiplies what exceeds the static scale of 8-bit rows.
 func (s Scheme) Shadow() bool { return s.activations().shadow }
 
@@ -256,7 +266,7 @@ func (s Scheme) Rounds() bool { return s.QuantisedRows() || s.RoundsResults() }
 func (s Scheme) RoundsResults() bool { return s.Grid() || s.Half() }
 
 // Experts reports whether an ExpertMatMul can have the scheme.
-func (s Scheme) Experts() bool { return !s.RoundsResults() && !s.Shadow() }
+func (s Scheme) Experts() bool { return !s.RoundsResults() && !s.Shadow() && !s.Requantises() }
 
 // Twin returns the scheme whose products have the same operands and arithmetic, so that they take the same time; "" if
 // there is none. For static scales of rows it is the scheme with a scale for each row; for that one it is the scheme

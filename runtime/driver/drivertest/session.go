@@ -183,6 +183,9 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	meanings := meaningsOf(&graph)
 	for i, spec := range graph.Weights {
 		packed, weight := s.randomWeight(rng, spec, meanings[spec.Name])
+		if requantises(&graph, spec.Name) {
+			requantise(weight, packed.Bytes)
+		}
 		tr.weights[spec.Name] = weight
 		packed.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, packed)
@@ -308,6 +311,40 @@ func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, meaning meani
 		}
 	}
 	return out, weight
+}
+
+// requantises reports whether a product of the graph requantises the weight while it multiplies.
+func requantises(graph *op.Graph, weight string) bool {
+	return slices.ContainsFunc(graph.Nodes, func(node op.Node) bool {
+		return node.Op.Scheme.Requantises() && node.W[0] == weight
+	})
+}
+
+// requantise makes of the values that a q4b32 weight stands for those that they are rounded to with a scale per column:
+// 8*top/127, where top is the largest magnitude of the column's block scales. A block scale is rounded to as many 127ths
+// of top, and a nibble times these to a multiple of 8.
+func requantise(weight stored, packed []byte) {
+	blocks := (weight.k + pack.BlockK - 1) / pack.BlockK
+	const blockBytes, scalesAt = 576, 512
+	scale := func(row, col int) float64 {
+		block := packed[(col/pack.TileN*blocks+row/pack.BlockK)*blockBytes:]
+		return decode(block[scalesAt+2*(col%pack.TileN):], op.F16)
+	}
+	for col := range weight.n {
+		top := 0.0
+		for row := 0; row < weight.k; row += pack.BlockK {
+			top = max(top, math.Abs(scale(row, col)))
+		}
+		for row := range weight.k {
+			value := &weight.v[row*weight.n+col]
+			if *value == 0 {
+				continue
+			}
+			code := math.Round(float64(*value) / scale(row, col))
+			part := math.RoundToEven(float64(float32(scale(row, col)) * float32(127/top)))
+			*value = float32(math.Floor(code*part/8+0.5) * 8 * top / 127)
+		}
+	}
 }
 
 // fill gives every input new numbers that are valid for its role.

@@ -238,12 +238,12 @@ func (x *experts) task(worker, task int) {
 	cols, at := min(x.op.N-column, group.tileBlock*pack.TileN), group.expert*x.stride+tile*x.tileBytes
 	if group.to-group.from == 1 { // in place
 		row := int(have.rank[p0])
-		x.multiply(output.from(row, column), x.b.rows(x.input, row/x.perToken, p0, x.sums), at, 1, cols)
+		x.multiply(output.from(row, column), x.b.rows(x.input, row/x.perToken, p0, x.sums), at, nil, 1, cols)
 		return
 	}
 	// multiply to scratch, then scatter the rows
 	out := have.mine(worker)[:(p1-p0)*cols]
-	x.multiply(kernel.Rows(out, cols), x.b.rows(&x.together, p0, p0, x.sums), at, p1-p0, cols)
+	x.multiply(kernel.Rows(out, cols), x.b.rows(&x.together, p0, p0, x.sums), at, nil, p1-p0, cols)
 	for place := p0; place < p1; place++ {
 		to := int(have.rank[place])*output.ld + column
 		copy(output.f32[to:to+cols], out[(place-p0)*cols:])

@@ -52,7 +52,7 @@ func (b *builder) groupMatMul() (step, error) {
 		task: func(_, task int) {
 			slot, tile := task/perSlot, task%perSlot*tileBlock
 			r0, column := slot*each, tile*pack.TileN
-			multiply[slot](output.from(r0, column), b.rows(input, r0, r0, sums), tile*tileBytes,
+			multiply[slot](output.from(r0, column), b.rows(input, r0, r0, sums), tile*tileBytes, nil,
 				min(rows-r0, each), min(operator.N-column, tileBlock*pack.TileN))
 		},
 	}, nil

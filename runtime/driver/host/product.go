@@ -19,8 +19,9 @@ type activations struct {
 	quantised kernel.Quantised // with sums for 6-bit and 4-bit weights
 }
 
-// product multiplies m rows by the n columns that begin with the tile at byte at of the weight.
-type product func(y kernel.Matrix[float32], x activations, at, m, n int)
+// product multiplies m rows by the n columns that begin with the tile at byte at of the weight. scratch is that of the
+// worker.
+type product func(y kernel.Matrix[float32], x activations, at int, scratch []byte, m, n int)
 
 // product returns the multiplication of the node's scheme, the bytes of a tile, and the number of
 // block sums of a row, 0 for schemes without them.
@@ -36,13 +37,16 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	if operator.Scheme.QuantisedRows() {
 		stored = operator.Scheme.Weight()
 	}
+	if operator.Scheme == op.A8CQ4B32 {
+		stored = requantised
+	}
 	switch stored {
 	case string(op.A32W32):
 		weight, err := mem.View[float32](packed)
 		if err != nil {
 			return nil, 0, 0, err
 		}
-		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+		return func(y kernel.Matrix[float32], x activations, at int, _ []byte, m, n int) {
 			set.MatMulF32(y, x.floats, weight[at/4:], m, operator.K, n)
 		}, int(size), 0, nil
 	case string(op.A32W16):
@@ -50,15 +54,22 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		if err != nil {
 			return nil, 0, 0, err
 		}
-		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+		return func(y kernel.Matrix[float32], x activations, at int, _ []byte, m, n int) {
 			set.MatMulBF16(y, x.floats, weight[at/2:], m, operator.K, n)
 		}, int(size), 0, nil
 	case "q8c":
-		if operator.K > maxDotK {
-			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
+		if err := b.exactSums(); err != nil {
+			return nil, 0, 0, err
 		}
-		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+		return func(y kernel.Matrix[float32], x activations, at int, _ []byte, m, n int) {
 			set.MatMulQ8C(y, x.quantised, packed[at:], m, operator.K, n)
+		}, int(size), 0, nil
+	case requantised:
+		if err := b.exactSums(); err != nil {
+			return nil, 0, 0, err
+		}
+		return func(y kernel.Matrix[float32], x activations, at int, scratch []byte, m, n int) {
+			set.MatMulQ4C(y, x.quantised, packed[at:], scratch, m, operator.K, n)
 		}, int(size), 0, nil
 	case "q6c", "q4b32", "q4b128":
 		multiply := set.MatMulQ4B32
@@ -68,11 +79,22 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		case "q4b128":
 			multiply = set.MatMulQ4B128
 		}
-		return func(y kernel.Matrix[float32], x activations, at, m, n int) {
+		return func(y kernel.Matrix[float32], x activations, at int, _ []byte, m, n int) {
 			multiply(y, x.quantised, packed[at:], m, operator.K, n)
 		}, int(size), blocks, nil
 	}
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", operator.Scheme)
+}
+
+// requantised stands for blocks of 32 that are multiplied as 8-bit weights.
+const requantised = "requantised q4b32"
+
+// exactSums refuses products whose sums over k might not be exact.
+func (b *builder) exactSums() error {
+	if b.op.K > maxDotK {
+		return fmt.Errorf("k = %d of scheme %q, want at most %d", b.op.K, b.op.Scheme, maxDotK)
+	}
+	return nil
 }
 
 // packedProduct is a product whose rows are packed first, in the order in which the kernel reads them. It takes at
@@ -113,11 +135,17 @@ func (b *builder) packing() (*packedProduct, error) {
 	}
 	// block 0 means one scale for each column.
 	block, multiply := 0, set.PackedQ8C
-	switch operator.Scheme.Weight() {
-	case "q4b32":
+	switch weight := operator.Scheme.Weight(); {
+	case operator.Scheme.Requantises():
+		multiply = set.PackedQ4C
+	case weight == "q4b32":
 		block, multiply = pack.BlockK, set.PackedQ4B32
-	case "q4b128":
+	case weight == "q4b128":
 		block, multiply = pack.Block128, set.PackedQ4B128
+	}
+	local := kernel.PackedScratch(operator.K, block)
+	if operator.Scheme.Requantises() {
+		local = kernel.RequantScratch(operator.K)
 	}
 	// packedFrom is the memory of the packed rows from r0 on.
 	packedFrom := func(r0 int) []byte {
@@ -125,7 +153,7 @@ func (b *builder) packing() (*packedProduct, error) {
 	}
 	return &packedProduct{
 		bytes: kernel.PackedBytes(operator.M, operator.K, block),
-		local: kernel.PackedScratch(operator.K, block),
+		local: local,
 		pack: func(x *operand, r0, rows, group int) {
 			set.PackRows(packedFrom(r0), x.codes(r0), rows, operator.K, block, group)
 		},
@@ -278,13 +306,18 @@ func (b *builder) matMul() (step, error) {
 	if x.packed, err = b.packing(); err != nil {
 		return step{}, err
 	}
+	local := 0 // bytes of a worker's scratch
+	if x.op.Scheme.Requantises() {
+		local = kernel.RequantBytes(x.op.K)
+	}
 	if x.packed != nil {
 		need.packs = max(need.packs, (x.packed.bytes+3)/4)
-		need.local = max(need.local, (x.packed.local+3)/4)
+		local = max(local, x.packed.local)
 		b.before = append(b.before, step{m: x.op.M, plan: x.planPacking, task: x.pack})
 	}
+	need.local = max(need.local, (local+3)/4)
 	if b.unit != nil {
-		x.unit = b.gatedUnit(x.packed)
+		x.unit = b.gatedUnit(local)
 		need.local = max(need.local, x.unit.at+x.unit.words)
 	}
 	return step{m: x.op.M, begins: x.begins, plan: x.plan, span: x.span}, nil
@@ -302,12 +335,9 @@ type gatedUnit struct {
 // two tiles of columns of its rows where those are more.
 const gluWords = 64 << 10
 
-// gatedUnit returns the unit behind a product. Its part of the scratch follows that of packed rows.
-func (b *builder) gatedUnit(packed *packedProduct) *gatedUnit {
-	unit := &gatedUnit{op: b.unit.op, output: b.unit.out[0]}
-	if packed != nil {
-		unit.at = int(roundUp(int64(packed.local)) / 4)
-	}
+// gatedUnit returns the unit behind a product. Its part of the scratch follows that of the product, so many bytes.
+func (b *builder) gatedUnit(before int) *gatedUnit {
+	unit := &gatedUnit{op: b.unit.op, output: b.unit.out[0], at: int(roundUp(int64(before)) / 4)}
 	unit.words = min(max(gluWords, 2*pack.TileN*b.op.M), b.op.M*op.RoundUp(b.op.N, pack.TileN))
 	return unit
 }
@@ -392,12 +422,12 @@ func (x *matMul) part(worker, tile, end, r0, r1 int) {
 
 // columns multiplies rows [r0,r1) by the tiles [tile,end) of the weight, to products.
 func (x *matMul) columns(worker int, products kernel.Matrix[float32], tile, end, r0, r1 int) {
-	column := tile * pack.TileN
+	column, scratch := tile*pack.TileN, mem.Bytes(x.exe.have.mine(worker))
 	rows, cols := r1-r0, min(x.op.N, end*pack.TileN)-column
 	if x.packs(x.work.rows) {
-		x.packed.multiply(products, r0, tile*x.tileBytes, mem.Bytes(x.exe.have.mine(worker)), rows, cols)
+		x.packed.multiply(products, r0, tile*x.tileBytes, scratch, rows, cols)
 	} else {
-		x.multiply(products, x.b.rows(x.input, r0, r0, x.sums), tile*x.tileBytes, rows, cols)
+		x.multiply(products, x.b.rows(x.input, r0, r0, x.sums), tile*x.tileBytes, scratch, rows, cols)
 	}
 	if x.bias != nil {
 		x.exe.proc.set.Add(products, products, kernel.Rows(x.bias[column:], 0), rows, cols)

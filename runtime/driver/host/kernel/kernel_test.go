@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -343,6 +344,42 @@ func TestMatMulQ6C(t *testing.T) {
 			}
 			scale := func(n int) float32 { return f32at(tile(n)[384*groups:], n%32) }
 			checkCodes(t, p, y, x, code, scale)
+		})
+	})
+}
+
+// Products with 4-bit weights whose columns are requantised are those of 8-bit codes: a block's scale is a part of the
+// column's largest one in steps of a 127th, and a code an eighth of a nibble times it.
+func TestMatMulQ4C(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(15, 16))
+		eachProduct(5, func(p product) {
+			tiles := packWeight(t, "q4b32", normals(rng, p.k*p.n), p.k, p.n)
+			x := newQuantised(t, rng, p.m, p.k, p.gap)
+			y := newStrided(t, p.m, p.n, p.gap, unset)
+
+			s.MatMulQ4C(y.matrix(), x.operand(), tiles, make([]byte, RequantBytes(p.k)), p.m, p.k, p.n)
+
+			blocks := (p.k + 31) / 32
+			block := func(k, n int) []byte { return tiles[(n/32*blocks+k/32)*576:] }
+			scale := func(k, n int) float64 {
+				return float64(number.HalfToFloat(binary.LittleEndian.Uint16(block(k, n)[512+n%32*2:])))
+			}
+			top := func(n int) (top float64) {
+				for k := 0; k < p.k; k += 32 {
+					top = max(top, math.Abs(scale(k, n)))
+				}
+				return top
+			}
+			code := func(k, n int) int {
+				if top(n) == 0 {
+					return 0
+				}
+				nibble := int(block(k, n)[k%32/4*64+n%16*4+k%4] >> (n % 32 / 16 * 4) & 15)
+				part := math.RoundToEven(float64(float32(scale(k, n)) * float32(127/top(n))))
+				return int(math.Floor(float64(nibble-8)*part/8 + 0.5))
+			}
+			checkCodes(t, p, y, x, code, func(n int) float32 { return float32(8 * top(n) / 127) })
 		})
 	})
 }

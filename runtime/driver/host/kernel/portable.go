@@ -21,7 +21,7 @@ func Portable() *Set {
 		MatMulQ4B128: func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 			matMulQ4(pack.Block128, y, x, w, m, k, n)
 		},
-		MatMulQ6C: matMulQ6C,
+		MatMulQ6C: matMulQ6C, RequantQ4B32: requantQ4B32,
 		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
 		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
 		Add: add, Combine: combine, Rope: rope,

@@ -22,7 +22,7 @@ func Reference() *Set {
 		MatMulQ4B128: func(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 			refMatMulQ4(pack.Block128, y, x, w, m, k, n)
 		},
-		MatMulQ6C: refMatMulQ6C,
+		MatMulQ6C: refMatMulQ6C, RequantQ4B32: requantQ4B32,
 		QuantRows: refQuantRows, QuantStatic: refQuantStatic, Norm: refNorm, LayerNorm: refLayerNorm,
 		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
 		Add: add, Combine: refCombine, Rope: refRope,

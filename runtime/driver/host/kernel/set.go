@@ -36,7 +36,8 @@ const EnvVar = "HETC_HOST_KERNELS"
 // Set is one implementation of every function.
 //
 // The portable set is the twin that vector sets are compared with. These functions give the same bits: MatMulQ8C,
-// MatMulQ6C, BlockSums, QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions.
+// MatMulQ6C, RequantQ4B32, BlockSums, QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the
+// conversions.
 // Within a set a result's bits depend neither on the rows nor on the columns computed with it.
 //
 // The other functions differ by rounding. Where nothing overflows, the difference, in units of 2^-24 of the sum of the
@@ -100,6 +101,15 @@ type Set struct {
 	// PackedQ8C, PackedQ4B32 and PackedQ4B128 are MatMulQ8C, MatMulQ4B32 and MatMulQ4B128, and give the same bits,
 	// for at least PackFrom rows from PackRows. scratch has PackedScratch(x.K, block) bytes of any content.
 	PackedQ8C, PackedQ4B32, PackedQ4B128 func(y Matrix[float32], x PackedRows, w, scratch []byte, n int)
+
+	// RequantQ4B32 makes the q8c tile, of RequantBytes(k) bytes, of a q4b32 one. The scale of a column is 8*top/127, top
+	// being the largest magnitude of the scales of its blocks, and a value is (nibble-8)*b/8 to the nearest, halves up,
+	// where b is the scale of the block times 127/top, all float32, to the nearest.
+	RequantQ4B32 func(tile, w []byte, k int)
+
+	// PackedQ4C is MatMulQ4C, and gives the same bits, for at least PackFrom rows from PackRows without blocks. scratch
+	// has RequantScratch(x.K) bytes of any content.
+	PackedQ4C func(y Matrix[float32], x PackedRows, w, scratch []byte, n int)
 
 	// MatMulBF16 is MatMulF32 for ceil(n/32) tiles of [k][32] bfloat16, columns c and 16+c side by side.
 	MatMulBF16 func(y, x Matrix[float32], w []uint16, m, k, n int)

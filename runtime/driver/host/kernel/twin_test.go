@@ -29,6 +29,7 @@ var tolerance = map[string]func(n int) float64{
 	"MatMulBF16":   func(k int) float64 { return 2 + 2*float64(k) },
 	"MatMulQ8C":    exact,
 	"MatMulQ6C":    exact,
+	"MatMulQ4C":    exact,
 	"MatMulQ4B32":  func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
 	"MatMulQ4B128": func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
 	"BlockSums":    exact,
@@ -426,6 +427,7 @@ var matmuls = map[string]string{
 	"MatMulQ6C":    "q6c",
 	"MatMulQ4B32":  "q4b32",
 	"MatMulQ4B128": "q4b128",
+	"MatMulQ4C":    "q4b32",
 }
 
 // twinProduct is one product and its operands. Activations are either floats or codes with scales and sums.
@@ -509,6 +511,9 @@ func (p *twinProduct) call(set *Set) []float32 {
 		set.MatMulQ4B32(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
 	case "MatMulQ4B128":
 		set.MatMulQ4B128(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
+	case "MatMulQ4C":
+		scratch := fenced(m, bytes.Repeat([]byte{0xff}, RequantBytes(s.k)))
+		set.MatMulQ4C(Rows(y, p.ldy), codes, packed, scratch, s.m, s.k, s.n)
 	}
 	got := slices.Clone(y)
 	m.done(fmt.Sprintf("%s %s %v", set.Name, p.name, s))
@@ -557,19 +562,21 @@ func (p *twinProduct) multiplyFloats(set *Set, m *memory, y []float32) {
 // multiplyCodes packs rows of codes and multiplies them.
 func (p *twinProduct) multiplyCodes(set *Set, m *memory, y []float32) {
 	s := p.shape
-	block, multiply := 0, set.PackedQ8C
+	block, multiply, room := 0, set.PackedQ8C, PackedScratch(s.k, 0)
 	switch p.name {
+	case "MatMulQ4C":
+		multiply, room = set.PackedQ4C, RequantScratch(s.k)
 	case "MatMulQ4B32":
-		block, multiply = BlockK, set.PackedQ4B32
+		block, multiply, room = BlockK, set.PackedQ4B32, PackedScratch(s.k, BlockK)
 	case "MatMulQ4B128":
-		block, multiply = pack.Block128, set.PackedQ4B128
+		block, multiply, room = pack.Block128, set.PackedQ4B128, PackedScratch(s.k, pack.Block128)
 	}
 	codes, rows := input(m, p.codes), fenced(m, bytes.Repeat([]byte{0x5a}, PackedBytes(s.m, s.k, block)))
 	for group := range PackGroups(s.m) {
 		set.PackRows(rows, Rows(codes, p.ldx), s.m, s.k, block, group)
 	}
 	packed := PackedRows{Bytes: input(m, rows), Scale: input(m, p.scale), M: s.m, K: s.k}
-	scratch := fenced(m, bytes.Repeat([]byte{0xff}, PackedScratch(s.k, block)))
+	scratch := fenced(m, bytes.Repeat([]byte{0xff}, room))
 	multiply(Rows(y, p.ldy), packed, input(m, p.packed), scratch, s.n)
 }
 
@@ -622,7 +629,7 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 	}
 }
 
-var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulQ6C"}
+var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulQ4C", "MatMulQ6C"}
 
 // Products of every size and kind of numbers are those of the portable set.
 func TestTwinMatMul(t *testing.T) {

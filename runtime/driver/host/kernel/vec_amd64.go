@@ -127,6 +127,10 @@ func (t tier) set() *Set {
 		set.PackedQ4B128 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 			packedQ4(pack.Block128, y, x, w, scratch, n)
 		}
+		set.RequantQ4B32 = vecRequantQ4B32
+		set.PackedQ4C = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+			packedRequant(set, y, x, w, scratch, n)
+		}
 	}
 	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, t.quantRows,
 		t.quantStatic, t.norm, vecLayerNorm

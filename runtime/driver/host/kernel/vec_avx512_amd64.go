@@ -200,3 +200,16 @@ func sumSquares512(x *float32, n int) float64
 //
 //go:noescape
 func norm512(y *float32, x *float32, gain *float32, n int, inverse float64)
+
+// q4Tops512 writes the largest magnitude, as float16, of the scales of each of 32 columns of blocks (at least 1) of a
+// q4b32 tile to tops.
+//
+//go:noescape
+func q4Tops512(tops *uint16, w *byte, blocks int)
+
+// q4Requant512 writes blocks (at least 1) of a q4b32 tile to tile, [8*blocks][32][4] int8: (nibble-8)*b/8 to the nearest,
+// where b is the scale of the block and column times inverse [32] of the column, to the nearest. The sums of
+// columns are added to sums [32].
+//
+//go:noescape
+func q4Requant512(tile *byte, w *byte, blocks int, inverse *float32, sums *int32)

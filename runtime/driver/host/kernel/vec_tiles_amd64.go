@@ -34,7 +34,7 @@ const tileLag = 4
 func amxSet(base *Set) *Set {
 	set := *base
 	set.Name, set.PackFrom = "amx", packFrom
-	set.PackRows, set.PackedQ8C = packTiles, tilesQ8C
+	set.PackRows, set.PackedQ8C, set.PackedQ4C = packTiles, tilesQ8C, tilesQ4C
 	set.PackedQ4B32 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 		tilesQ4(BlockK, y, x, w, scratch, n)
 	}
@@ -130,20 +130,97 @@ func aligned[T mem.Scalar](v []T) []T {
 // tilesQ8C is PackedQ8C. On a core whose other hardware thread is busy, weights stay in tiles for many rows, and are
 // prefetched for few. Few rows do not ask: prefetching costs them little.
 func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
-	multiplyTiles(y, x, w, scratch, n, x.M < stayRows || coreShared())
+	mustBePacked(x, scratch, 0)
+	multiplyTiles(y, x, q8cSource(w, x.K), n, x.M < stayRows || coreShared())
 }
 
-// multiplyTiles is tilesQ8C for a core whose other hardware thread is busy, or for another. It multiplies each pass of
-// rows with all tiles of the weight.
-func multiplyTiles(y Matrix[float32], x PackedRows, w, scratch []byte, n int, shared bool) {
-	bytes, scales := q8cTileBytes(x.K)
+// tilesQ4C is PackedQ4C, which differs from tilesQ8C in where the weight of a part of k comes from.
+func tilesQ4C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	mustBePacked(x, scratch, 0)
+	_ = scratch[RequantScratch(x.K)-1]
+	multiplyTiles(y, x, q4cSource(w, x.K, scratch), n, x.M < stayRows || coreShared())
+}
+
+// tileSource gives the tiles of a weight: those of a q8c one as they are, those of a q4b32 one requantised, a part at a
+// time for all rows of a pass.
+type tileSource struct {
+	bytes     []byte
+	tileBytes int
+	scalesAt  int // in a tile
+	blocks    int // of a tile that is requantised, 0: values are q8c
+
+	panel   []byte // a part of a tile, requantised
+	at      int    // k of its first row
+	columns requant
+}
+
+// q8cSource is a weight of k rows with the values of q8c.
+func q8cSource(w []byte, k int) tileSource {
+	bytes, scales := q8cTileBytes(k)
+	return tileSource{bytes: w, tileBytes: bytes, scalesAt: scales}
+}
+
+// q4cSource is a q4b32 weight of k rows that is requantised, in scratch.
+func q4cSource(w []byte, k int, scratch []byte) tileSource {
+	blocks := (k + BlockK - 1) / BlockK
+	return tileSource{bytes: w, tileBytes: blocks * q4BlockBytes(BlockK), blocks: blocks, panel: aligned(scratch)}
+}
+
+// tile is the weight from the tile on that begins at column j.
+func (w *tileSource) tile(j int) []byte { return w.bytes[j/TileN*w.tileBytes:] }
+
+// use prepares a part of the tile that begins at column j.
+func (w *tileSource) use(j int, part tileSpan, k int) {
+	if w.blocks == 0 {
+		return
+	}
+	tile := w.tile(j)
+	var sums [TileN]int32 // which signed activations do not need
+	w.at, w.columns = part.pos, vecRequant(tile, w.blocks)
+	w.columns.vecRows(w.panel, tile[part.pos/BlockK*q4BlockBytes(BlockK):], min(part.k, k-part.pos), &sums)
+}
+
+// from is the tile that begins at column j, or what is prepared of it, from row pos on.
+func (w *tileSource) from(j, pos int) *byte {
+	if w.blocks == 0 {
+		return &w.tile(j)[pos*TileN]
+	}
+	return &w.panel[(pos-w.at)*TileN]
+}
+
+// next is where row pos of the tile after the one at column j is stored, or that of this one if it is the last.
+func (w *tileSource) next(j, pos int) *byte {
+	tile := w.tile(j)
+	if len(tile) >= 2*w.tileBytes {
+		tile = tile[w.tileBytes:]
+	}
+	if w.blocks == 0 {
+		return &tile[pos*TileN]
+	}
+	return &tile[pos/BlockK*q4BlockBytes(BlockK)]
+}
+
+// scales are those of the columns of the tile that begins at column j, which was prepared.
+func (w *tileSource) scales(j int) []float32 {
+	if w.blocks > 0 {
+		return w.columns.scale[:]
+	}
+	scales, err := mem.View[float32](w.tile(j)[w.scalesAt : w.scalesAt+4*TileN])
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return scales
+}
+
+// multiplyTiles multiplies each pass of rows with all tiles of the weight, on a core whose other hardware thread is busy
+// or on another.
+func multiplyTiles(y Matrix[float32], x PackedRows, weight tileSource, n int, shared bool) {
 	y.mustHold(x.M, n)
-	_ = w[(n+TileN-1)/TileN*bytes-1]
+	_ = weight.bytes[(n+TileN-1)/TileN*weight.tileBytes-1]
 	var room [4*tileRows*TileN + cacheLine/4]int32
 	var sums [tilePass*TileN + cacheLine/4]int32
 	product := tileProduct{
-		x: x, y: y, n: n, weight: w, tileBytes: bytes, scales: scales,
+		x: x, y: y, n: n, weight: weight,
 		padded: tiledK(x.K, 0), room: aligned(room[:]), sums: aligned(sums[:]),
 	}
 
@@ -161,14 +238,12 @@ func multiplyTiles(y Matrix[float32], x PackedRows, w, scratch []byte, n int, sh
 	}
 }
 
-// tileProduct is the product of a pass of packed rows with a q8c weight.
+// tileProduct is the product of a pass of packed rows with a weight.
 type tileProduct struct {
-	x PackedRows
-	y Matrix[float32]
-	n int // columns
-
-	weight            []byte
-	tileBytes, scales int // the size of a tile of the weight, and where its scales are
+	x      PackedRows
+	y      Matrix[float32]
+	n      int // columns
+	weight tileSource
 
 	padded       int // bytes of a packed row
 	first, count int // rows of the pass
@@ -227,29 +302,10 @@ func (p *tileProduct) part(pos int) tileSpan {
 	return tileSpan{pos, p.padded - pos, p.padded - whole}
 }
 
-// tile is the weight from the tile on that begins at column j.
-func (p *tileProduct) tile(j int) []byte { return p.weight[j/TileN*p.tileBytes:] }
-
-// next is the byte at of the tile after the one that w begins with, or of that one if it is the last.
-func (p *tileProduct) next(w []byte, at int) *byte {
-	if len(w) >= 2*p.tileBytes {
-		at += p.tileBytes
-	}
-	return &w[at]
-}
-
-// columnScales are the scales of the columns of the tile that w begins with.
-func (p *tileProduct) columnScales(w []byte) []float32 {
-	scales, err := mem.View[float32](w[p.scales : p.scales+4*TileN])
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	return scales
-}
-
 // columns adds the products of a part of the tile of the weight that begins at column j to y, and after the last part
 // makes results of them. Between pieces of the part the sums wait close to each other. next is what is written after y.
 func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *float32) {
+	p.weight.use(j, part, p.x.K)
 	between := p.waiting()
 	var before Matrix[float32] // none
 	if part.pos > 0 {
@@ -269,11 +325,11 @@ func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *flo
 // add writes the sums before, if there are some, and the products of a piece of k to y: as integers, or as results where
 // the piece is the last. next is what is written after y.
 func (p *tileProduct) add(j int, piece tileSpan, before, y Matrix[float32], next *float32) {
-	w, at, last := p.tile(j), piece.pos*TileN, 0
+	w, last := p.weight.from(j, piece.pos), 0
 	if piece.pos+piece.k == p.padded {
 		last = 1
 	}
-	scales, ahead := p.columnScales(w), p.next(w, at)
+	scales, ahead := p.weight.scales(j), p.weight.next(j, piece.pos)
 	for row := 0; row < p.count; {
 		groups, rows := (p.count-row)/tileRows, tileRows
 		if groups == 0 {
@@ -286,7 +342,7 @@ func (p *tileProduct) add(j int, piece tileSpan, before, y Matrix[float32], next
 			sums = before.at(row, 0)
 		}
 		steps := piece.k / piece.width
-		q8cTilesAMX(&config[0], groups, from, tileRows*piece.width, piece.width, p.count*piece.width, &w[at], steps,
+		q8cTilesAMX(&config[0], groups, from, tileRows*piece.width, piece.width, p.count*piece.width, w, steps,
 			min(tileLag, steps-1), &p.room[0], sums, 4*before.Stride, y.at(row, 0), 4*y.Stride, next, last, &scales[0],
 			&p.x.Scale[p.first+row], rows, p.fetch, ahead)
 		row += groups * rows

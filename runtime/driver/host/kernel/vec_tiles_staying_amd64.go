@@ -5,6 +5,7 @@ package kernel
 const (
 	stayK    = 2 * tileK        // k of a step
 	stayRows = tilePass / 2     // the least rows of a pass, because each step loads its weights anew
+	stayPart = tilePart         // k of a part: steps of it begin and end with it
 	stayAsk  = tileRows / 2     // the last steps, which ask for the room for results: two rows in each group
 	staySums = tileRows * TileN // sums of a group
 )
@@ -12,16 +13,25 @@ const (
 // stay multiplies with whole tiles of the weight, those of the first columns.
 func (p *tileProduct) stay(columns int) {
 	groups, rows := tileGroups(p.count)
-	steps := p.x.K / stayK
 	for j := 0; j < columns; j += TileN {
 		clear(p.sums[:groups*staySums])
-		before := max(0, steps-stayAsk)
-		if before > 0 {
-			p.steps(j, 0, before, 0)
+		for part := (tileSpan{}); part.pos < p.x.K; part.pos += part.k {
+			part.k = min(stayPart, p.x.K-part.pos)
+			p.weight.use(j, part, p.x.K)
+			from, to := part.pos/stayK, (part.pos+part.k)/stayK
+			last := to // the first step that asks for the room for results
+			if part.pos+part.k == p.x.K {
+				last = max(from, to-stayAsk)
+			}
+			if from < last {
+				p.steps(j, from, last, 0)
+			}
+			if last < to {
+				p.steps(j, last, to, 4*p.y.Stride)
+			}
 		}
-		p.steps(j, before, steps, 4*p.y.Stride)
 
-		scales := p.columnScales(p.tile(j))
+		scales := p.weight.scales(j)
 		for row := 0; row < p.count; row += rows {
 			q8cScaleAMX(min(rows, p.count-row), p.y.at(p.first+row, j), 4*p.y.Stride, &p.sums[row/rows*staySums],
 				&p.x.Scale[p.first+row], &scales[0])
@@ -35,8 +45,8 @@ func (p *tileProduct) steps(j, from, to, ldy int) {
 	const weights = stayK * TileN // bytes of a step
 	groups, rows := tileGroups(p.count)
 	config := shapeStaying(rows, tileK)
-	w, at := p.tile(j), from*weights
 	tile := tileK * p.count // bytes of a tile of all rows
-	q8cStayingAMX(&config[0], groups, &p.x.Bytes[p.first*p.padded+2*from*tile], tileK*rows, tile, 2*tile, &w[at], to-from,
-		&p.room[0], &p.sums[0], &p.room[2*staySums], p.next(w, at), min(weights/groups, 4*cacheLine), p.y.at(p.first, j), ldy)
+	q8cStayingAMX(&config[0], groups, &p.x.Bytes[p.first*p.padded+2*from*tile], tileK*rows, tile, 2*tile,
+		p.weight.from(j, from*stayK), to-from, &p.room[0], &p.sums[0], &p.room[2*staySums], p.weight.next(j, from*stayK),
+		min(weights/groups, 4*cacheLine), p.y.at(p.first, j), ldy)
 }

@@ -42,6 +42,7 @@ func avx512() {
 	glu512()
 	quant512()
 	norm512()
+	requant512()
 }
 
 // q8cRows512 computes up to 12 rows with VPDPBUSD, whose 32-bit sums do not saturate. Activations
