@@ -50,6 +50,8 @@ type Engine interface {
 	Name() string
 	// Form is the model's, such as "Q4_0".
 	Form() string
+	// Files are what a start reads: files, and folders of them.
+	Files() []string
 	// Command is what measures a task once, on as many threads as given.
 	Command(t Task, threads int) (program string, args []string)
 	// Parse reads what the command printed on its two outputs. Its errors speak of the output only.

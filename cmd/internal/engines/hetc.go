@@ -21,6 +21,9 @@ func (h *Hetc) Name() string { return "hetc" }
 // Form is what the measured plan is called.
 func (h *Hetc) Form() string { return h.Of }
 
+// Files are the bundle.
+func (h *Hetc) Files() []string { return []string{h.Bundle} }
+
 // Command is hetc run --bench. A decoding process prefills as many tokens as are to be in the cache.
 func (h *Hetc) Command(task Task, _ int) (string, []string) {
 	if task.Start > 0 {

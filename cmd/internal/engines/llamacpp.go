@@ -134,6 +134,9 @@ func (e *llamaEngine) Name() string { return LlamaCppName }
 // Form is llama.cpp's name of the weights' format.
 func (e *llamaEngine) Form() string { return e.format }
 
+// Files are the weights.
+func (e *llamaEngine) Files() []string { return []string{e.file} }
+
 // Command is the command line that measures a task.
 func (e *llamaEngine) Command(t Task, threads int) (string, []string) {
 	args := []string{"-m", e.file, "-t", strconv.Itoa(threads), "-ngl", "0", "-r", strconv.Itoa(t.Reps), "-o", "json"}

@@ -5,7 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -188,6 +192,9 @@ func (m *Match) measure(
 	const most = 3
 	var best Sample
 	for try := range most {
+		if series.Task.Start > 0 {
+			readFiles(ctx, engine.Files())
+		}
 		if m.Quiet > 0 {
 			if err := m.awaitQuiet(ctx, waits); err != nil {
 				return err
@@ -227,6 +234,27 @@ func (m *Match) measure(
 	}
 	series.Samples = append(series.Samples, best)
 	return nil
+}
+
+// readFiles reads files, and those in folders, so that a start finds them in the page cache, whatever was measured
+// before it. It returns how many bytes it read. What cannot be read is left to the engine, which says so.
+func readFiles(ctx context.Context, paths []string) (bytes int64) {
+	for _, path := range paths {
+		_ = filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return ctx.Err()
+			}
+			file, err := os.Open(path)
+			if err != nil {
+				return ctx.Err()
+			}
+			defer file.Close()
+			count, _ := io.Copy(io.Discard, file)
+			bytes += count
+			return ctx.Err()
+		})
+	}
+	return bytes
 }
 
 // disturbed reports whether others were at work while something was measured.

@@ -22,11 +22,17 @@ type scripted struct {
 	log        string                     // file that every process adds a line to
 	seconds    func(t Task, n int) string // of the n-th process for a task, as it prints it
 	ran        map[Task]int
+	asked      int // how often for its files
 }
 
 func (s *scripted) Name() string { return s.name }
 
 func (s *scripted) Form() string { return s.form }
+
+func (s *scripted) Files() []string {
+	s.asked++
+	return nil
+}
 
 func (s *scripted) Command(t Task, _ int) (string, []string) {
 	if s.ran == nil {
@@ -431,7 +437,32 @@ func TestMatchStartTimedByEngine(t *testing.T) {
 	}
 }
 
+// Before a start, and nothing else, the files of a form are read: those in folders too.
+func TestStartsFindTheirFilesRead(t *testing.T) {
+	engine := &scripted{name: "hetc", form: "plan", seconds: fixed("1", "1")}
+	play(t, &Match{Engines: []Engine{engine}, Tasks: []Task{{Start: 8, Reps: 1}, {Prompt: 8, Reps: 1}}, Rounds: 2})
+	if engine.asked != 2 {
+		t.Errorf("asked for files %d times, want once for each of 2 starts", engine.asked)
+	}
+
+	dir := t.TempDir()
+	for path, bytes := range map[string]int{"form/weights": 1000, "form/cache/blob": 200, "other": 30} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, path), make([]byte, bytes), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	paths := []string{filepath.Join(dir, "form"), filepath.Join(dir, "other"), filepath.Join(dir, "absent")}
+	if got := readFiles(t.Context(), paths); got != 1230 {
+		t.Errorf("%d bytes were read, want 1230", got)
+	}
+}
+
 // echo runs a program that does nothing.
 type echo struct{ Engine }
+
+func (echo) Files() []string { return nil }
 
 func (echo) Command(Task, int) (string, []string) { return "/bin/sh", []string{"-c", "true"} }

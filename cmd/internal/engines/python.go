@@ -283,6 +283,9 @@ func (e *pythonEngine) Name() string { return e.Python.Name }
 // Form is what the form is called in tables and in the scripts.
 func (e *pythonEngine) Form() string { return e.form }
 
+// Files are the form's folder.
+func (e *pythonEngine) Files() []string { return []string{e.folder} }
+
 // Command is the command line that measures a task.
 func (e *pythonEngine) Command(task Task, threads int) (string, []string) {
 	program, args, err := e.command("measure", map[string]any{"out": e.folder, "form": e.form, "threads": threads,
