@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 const tinyLlama = "../../../testdata/models/tiny-llama-kjv"
@@ -70,6 +72,27 @@ func TestNoRestOfText(t *testing.T) {
 		}
 		if schemes := bench.tasksWorkload().Schemes.Decode; bench.calibration != "" || schemes[1] != op.A8TQ4B32 {
 			t.Errorf("%d bytes: calibration %q, schemes of decode %v", size, bench.calibration, schemes)
+		}
+	}
+}
+
+// A plan within memory may have prompts multiply what decode reads, the others may not: it loses more than 8 bits do.
+func TestBoundedPlansMayRequantise(t *testing.T) {
+	bench := &enginesBench{EnginesOptions: &EnginesOptions{Prompts: []int{32}, Depths: []int{8}, Gen: 4}}
+	for _, bounded := range []bool{false, true} {
+		file := filepath.Join(t.TempDir(), "workload.yaml")
+		if err := bench.writeWorkload(file, bounded); err != nil {
+			t.Fatal(err)
+		}
+		written, err := workload.Read(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Contains(written.Schemes.Prefill, op.A8CQ4B32); got != bounded {
+			t.Errorf("bounded %v: schemes of prefill %v", bounded, written.Schemes.Prefill)
+		}
+		if slices.Contains(written.Schemes.Decode, op.A8CQ4B32) {
+			t.Errorf("bounded %v: schemes of decode %v", bounded, written.Schemes.Decode)
 		}
 	}
 }

@@ -39,6 +39,9 @@ func packing() *kernel.Set {
 	set.PackedQ8C = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
 		set.MatMulQ8C(y, quantised(x, 0), w, x.M, x.K, n)
 	}
+	set.PackedQ4C = func(y kernel.Matrix[float32], x kernel.PackedRows, w, scratch []byte, n int) {
+		set.MatMulQ4C(y, quantised(x, 0), w, scratch, x.M, x.K, n)
+	}
 	set.PackedQ4B32 = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
 		rows := quantised(x, pack.BlockK)
 		blocks := (x.K + pack.BlockK - 1) / pack.BlockK
@@ -47,6 +50,21 @@ func packing() *kernel.Set {
 		set.MatMulQ4B32(y, rows, w, x.M, x.K, n)
 	}
 	return set
+}
+
+// Workers that divide the rows would each requantise all of a weight, so they divide its tiles.
+func TestTilesAreRequantisedOnce(t *testing.T) {
+	for scheme, want := range map[op.Scheme]bool{op.A8TQ4B32: true, op.A8CQ4B32: false} {
+		build := builder{op: op.Op{Kind: op.MatMul, M: 256, K: 64, N: 640, Scheme: scheme},
+			exe: &executable{proc: &processor{set: packing(), cores: make([]int, 2)}}}
+		size, err := pack.TileBytes(scheme.Weight(), build.op.K)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := build.divide(build.op.M, int(size), true).blocks > 1; got != want {
+			t.Errorf("%s: rows are divided: %v, want %v", scheme, got, want)
+		}
+	}
 }
 
 // Results have the same bits for every number of workers. This includes products whose workers divide the columns, the
@@ -63,6 +81,9 @@ func TestDivisionsAgree(t *testing.T) {
 	ops := []op.Op{
 		product(160, 32, 300, op.A8TQ8C, true), // rows
 		product(160, 32, 300, op.A8TQ4B32, false),
+		product(160, 32, 300, op.A8CQ4B32, false),
+		product(40, 70, 1030, op.A8CQ4B32, true),
+		product(3, 256, 1030, op.A8CQ4B32, true),
 		product(200, 64, 333, op.A32W32, true),
 		product(40, 256, 1030, op.A8TQ8C, false), // columns
 		product(3, 256, 1030, op.A8TQ4B32, true),

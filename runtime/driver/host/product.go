@@ -241,7 +241,8 @@ const (
 // divide plans a product of some rows. Workers that share the tiles read all rows, and write columns of rows that
 // others read next; workers that share the rows read all weights, and keep the rows that they have computed, which the
 // operators between products divide in the same way. What moves fewer bytes between the cores is done: rows of models
-// whose weights are small, tiles of all others. Of few tiles and rows that are not packed, both are divided.
+// whose weights are small, tiles of all others, and of weights that each block of rows would requantise. Of few tiles and
+// rows that are not packed, both are divided.
 func (b *builder) divide(rows, tileBytes int, packs bool) grid {
 	operator, set, workers := &b.op, b.exe.proc.set, len(b.exe.proc.cores)
 	tiles := (operator.N + pack.TileN - 1) / pack.TileN
@@ -250,7 +251,7 @@ func (b *builder) divide(rows, tileBytes int, packs bool) grid {
 		return out
 	}
 	moved := int64(rows) * int64(operator.K*b.in[0].value.Type.Bytes()+4*operator.N/workers)
-	if rows >= workers*blockRows && int64(tiles)*int64(tileBytes) < moved {
+	if rows >= workers*blockRows && int64(tiles)*int64(tileBytes) < moved && !operator.Scheme.Requantises() {
 		out.blocks = min(rows/blockRows, workers*blocksPerWorker) / workers * workers
 		return out
 	}
