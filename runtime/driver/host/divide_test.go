@@ -39,8 +39,8 @@ func packing() *kernel.Set {
 	set.PackedQ8C = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
 		set.MatMulQ8C(y, quantised(x, 0), w, x.M, x.K, n)
 	}
-	set.PackedQ4C = func(y kernel.Matrix[float32], x kernel.PackedRows, w, scratch []byte, n int) {
-		set.MatMulQ4C(y, quantised(x, 0), w, scratch, x.M, x.K, n)
+	set.PackedRequant = func(y kernel.Matrix[float32], x kernel.PackedRows, w, scratch []byte, n int) {
+		set.MatMulRequant(y, quantised(x, 0), w, scratch, x.M, x.K, n)
 	}
 	set.PackedQ4B32 = func(y kernel.Matrix[float32], x kernel.PackedRows, w, _ []byte, n int) {
 		rows := quantised(x, pack.BlockK)

@@ -37,8 +37,8 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	if operator.Scheme.QuantisedRows() {
 		stored = operator.Scheme.Weight()
 	}
-	if operator.Scheme == op.A8CQ4B32 {
-		stored = requantised
+	if operator.Scheme.Requantises() {
+		stored = "requantised " + stored
 	}
 	switch stored {
 	case string(op.A32W32):
@@ -64,12 +64,12 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y kernel.Matrix[float32], x activations, at int, _ []byte, m, n int) {
 			set.MatMulQ8C(y, x.quantised, packed[at:], m, operator.K, n)
 		}, int(size), 0, nil
-	case requantised:
+	case "requantised q4b32":
 		if err := b.exactSums(); err != nil {
 			return nil, 0, 0, err
 		}
 		return func(y kernel.Matrix[float32], x activations, at int, scratch []byte, m, n int) {
-			set.MatMulQ4C(y, x.quantised, packed[at:], scratch, m, operator.K, n)
+			set.MatMulRequant(y, x.quantised, packed[at:], scratch, m, operator.K, n)
 		}, int(size), 0, nil
 	case "q6c", "q4b32", "q4b128":
 		multiply := set.MatMulQ4B32
@@ -85,9 +85,6 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	}
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", operator.Scheme)
 }
-
-// requantised stands for blocks of 32 that are multiplied as 8-bit weights.
-const requantised = "requantised q4b32"
 
 // exactSums refuses products whose sums over k might not be exact.
 func (b *builder) exactSums() error {
@@ -137,7 +134,7 @@ func (b *builder) packing() (*packedProduct, error) {
 	block, multiply := 0, set.PackedQ8C
 	switch weight := operator.Scheme.Weight(); {
 	case operator.Scheme.Requantises():
-		multiply = set.PackedQ4C
+		multiply = set.PackedRequant
 	case weight == "q4b32":
 		block, multiply = pack.BlockK, set.PackedQ4B32
 	case weight == "q4b128":

@@ -350,7 +350,7 @@ func TestMatMulQ6C(t *testing.T) {
 
 // Products with 4-bit weights whose columns are requantised are those of 8-bit codes: a block's scale is a part of the
 // column's largest one in steps of a 127th, and a code an eighth of a nibble times it.
-func TestMatMulQ4C(t *testing.T) {
+func TestMatMulRequant(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(15, 16))
 		eachProduct(5, func(p product) {
@@ -358,7 +358,7 @@ func TestMatMulQ4C(t *testing.T) {
 			x := newQuantised(t, rng, p.m, p.k, p.gap)
 			y := newStrided(t, p.m, p.n, p.gap, unset)
 
-			s.MatMulQ4C(y.matrix(), x.operand(), tiles, make([]byte, RequantBytes(p.k)), p.m, p.k, p.n)
+			s.MatMulRequant(y.matrix(), x.operand(), tiles, make([]byte, RequantBytes(p.k)), p.m, p.k, p.n)
 
 			blocks := (p.k + 31) / 32
 			block := func(k, n int) []byte { return tiles[(n/32*blocks+k/32)*576:] }

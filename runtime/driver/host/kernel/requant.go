@@ -7,11 +7,11 @@ import (
 	"github.com/hetc/hetc/internal/number"
 )
 
-// A weight in blocks of 32 can be multiplied as one whose columns have a single scale each, and whose values have 8 bits:
-// its sums need no scale before the end of k, which is what products in tiles are fastest with. A tile is requantised
-// just before it is multiplied, so that memory holds and gives the 4-bit values only.
+// A weight in blocks of 32 can be multiplied as one whose columns have a single scale each, and whose values have 8
+// bits: its sums need no scale before the end of k, which is what products in tiles are fastest with. A tile is
+// requantised just before it is multiplied, so that memory holds and gives the 4-bit values only.
 
-// requant are the scales of the columns of a requantised tile, and what the scales of their blocks are multiplied with.
+// requant are the scales of the columns of a requantised tile, and what those of their blocks are multiplied with.
 type requant struct {
 	inverse, scale [TileN]float32
 }
@@ -41,8 +41,8 @@ func q4Tops(w []byte, blocks int) (tops [TileN]uint16) {
 	return tops
 }
 
-// rows writes count rows of a q4b32 tile, which begin with a block at w, to dst [ceil(count/4)][32][4], and adds the sums
-// of columns to sums.
+// rows writes count rows of a q4b32 tile, which begin with a block at w, to dst [ceil(count/4)][32][4], and adds the
+// sums of columns to sums.
 func (r *requant) rows(dst, w []byte, count int, sums *[TileN]int32) {
 	bytes := q4BlockBytes(BlockK)
 	for from := 0; from < count; from += BlockK {
@@ -86,13 +86,13 @@ func RequantBytes(k int) int {
 	return bytes
 }
 
-// RequantScratch is the number of bytes of scratch for the product of packed rows of k activations with a weight that is
-// requantised.
+// RequantScratch is the number of bytes of scratch for the product of packed rows of k activations with a weight that
+// is requantised.
 func RequantScratch(k int) int { return RequantBytes(k) + PackedScratch(k, 0) }
 
-// MatMulQ4C is MatMulQ8C with the tiles that RequantQ4B32 makes of those of a q4b32 weight. scratch has RequantBytes(k)
-// bytes of any content.
-func (s *Set) MatMulQ4C(y Matrix[float32], x Quantised, w, scratch []byte, m, k, n int) {
+// MatMulRequant is MatMulQ8C with the tiles that RequantQ4B32 makes of those of a q4b32 weight. scratch has
+// RequantBytes(k) bytes of any content.
+func (s *Set) MatMulRequant(y Matrix[float32], x Quantised, w, scratch []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
@@ -104,8 +104,8 @@ func (s *Set) MatMulQ4C(y Matrix[float32], x Quantised, w, scratch []byte, m, k,
 	}
 }
 
-// packedRequant is PackedQ4C of a set with a function for q8c: a tile after the other.
-func packedRequant(set *Set, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+// requantTiles is PackedRequant of a set, by its function for q8c: a tile after the other.
+func requantTiles(set *Set, y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	size := RequantBytes(x.K)
 	tile, rest := scratch[:size], scratch[size:]
 	bytes := (x.K + BlockK - 1) / BlockK * q4BlockBytes(BlockK)

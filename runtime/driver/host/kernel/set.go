@@ -107,9 +107,9 @@ type Set struct {
 	// where b is the scale of the block times 127/top, all float32, to the nearest.
 	RequantQ4B32 func(tile, w []byte, k int)
 
-	// PackedQ4C is MatMulQ4C, and gives the same bits, for at least PackFrom rows from PackRows without blocks. scratch
-	// has RequantScratch(x.K) bytes of any content.
-	PackedQ4C func(y Matrix[float32], x PackedRows, w, scratch []byte, n int)
+	// PackedRequant is MatMulRequant, and gives the same bits, for at least PackFrom rows from PackRows without blocks.
+	// scratch has RequantScratch(x.K) bytes of any content.
+	PackedRequant func(y Matrix[float32], x PackedRows, w, scratch []byte, n int)
 
 	// MatMulBF16 is MatMulF32 for ceil(n/32) tiles of [k][32] bfloat16, columns c and 16+c side by side.
 	MatMulBF16 func(y, x Matrix[float32], w []uint16, m, k, n int)

@@ -256,11 +256,11 @@ func TestTileProducts(t *testing.T) {
 			s := shape{m: m, k: k, n: []int{31, 32, 33, 70}[(int(seed)+i)%4], gapX: i, gapY: int(seed % 3), gapS: i % 2}
 			x, w := newValues(uint8(seed)%kinds, seed, nil), newValues(uint8(seed/3)%kinds, seed+1<<32, nil)
 			twinMatMul(t, sets, "MatMulQ8C", s, x, w, seed%2 == 0)
-			twinMatMul(t, sets, "MatMulQ4C", s, x, newValues(uint8(seed/3)%kinds, seed+1<<32, nil), seed%2 == 0)
+			twinMatMul(t, sets, "MatMulRequant", s, x, newValues(uint8(seed/3)%kinds, seed+1<<32, nil), seed%2 == 0)
 		}
 	}
 	s := shape{m: 130, k: stayPart + stayK, n: 33} // parts of k
-	for _, name := range []string{"MatMulQ8C", "MatMulQ4C"} {
+	for _, name := range []string{"MatMulQ8C", "MatMulRequant"} {
 		twinMatMul(t, sets, name, s, newValues(plain, 7, nil), newValues(plain, 8, nil), true)
 	}
 }
@@ -274,8 +274,8 @@ func bothTiles(t *testing.T) (sets []*Set) {
 		set.PackedQ8C = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 			multiplyTiles(y, x, q8cSource(w, x.K), n, shared)
 		}
-		set.PackedQ4C = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
-			multiplyTiles(y, x, q4cSource(w, x.K, scratch), n, shared)
+		set.PackedRequant = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+			multiplyTiles(y, x, requantSource(w, x.K, scratch), n, shared)
 		}
 		sets = append(sets, &set)
 	}
@@ -297,7 +297,7 @@ func TestCoreShared(t *testing.T) {
 }
 
 // tileProducts are the products that the set of tiles has kernels for.
-var tileProducts = []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulQ4C"}
+var tileProducts = []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulRequant"}
 
 // Products in tiles of any size are those of the portable set: also those of several passes of rows and parts of k.
 func FuzzTiles(f *testing.F) {

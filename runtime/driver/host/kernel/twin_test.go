@@ -25,31 +25,31 @@ import (
 // sum of the terms' magnitudes: half a unit of the last place of a number with the largest mantissa. 0 means the same
 // bits. Set documents the same numbers; products of random numbers are held to 4+2*sqrt(n).
 var tolerance = map[string]func(n int) float64{
-	"MatMulF32":    func(k int) float64 { return 2 + 2*float64(k) },
-	"MatMulBF16":   func(k int) float64 { return 2 + 2*float64(k) },
-	"MatMulQ8C":    exact,
-	"MatMulQ6C":    exact,
-	"MatMulQ4C":    exact,
-	"MatMulQ4B32":  func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
-	"MatMulQ4B128": func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
-	"BlockSums":    exact,
-	"QuantRows":    exact,
-	"QuantStatic":  exact,
-	"Norm":         units(3),
-	"LayerNorm":    units(4),
-	"GLU":          units(12),
-	"Activate":     units(12),
-	"Softcap":      units(12),
-	"Gate":         exact,
-	"Scale":        exact,
-	"Add":          exact,
-	"Combine":      func(fan int) float64 { return 2 + 2*float64(fan) },
-	"Rope":         exact,
-	"Attention":    func(n int) float64 { return 32 + 2*float64(n) },
-	"FromF16":      exact,
-	"FromBF16":     exact,
-	"ToF16":        exact,
-	"ToBF16":       exact,
+	"MatMulF32":     func(k int) float64 { return 2 + 2*float64(k) },
+	"MatMulBF16":    func(k int) float64 { return 2 + 2*float64(k) },
+	"MatMulQ8C":     exact,
+	"MatMulQ6C":     exact,
+	"MatMulRequant": exact,
+	"MatMulQ4B32":   func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
+	"MatMulQ4B128":  func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
+	"BlockSums":     exact,
+	"QuantRows":     exact,
+	"QuantStatic":   exact,
+	"Norm":          units(3),
+	"LayerNorm":     units(4),
+	"GLU":           units(12),
+	"Activate":      units(12),
+	"Softcap":       units(12),
+	"Gate":          exact,
+	"Scale":         exact,
+	"Add":           exact,
+	"Combine":       func(fan int) float64 { return 2 + 2*float64(fan) },
+	"Rope":          exact,
+	"Attention":     func(n int) float64 { return 32 + 2*float64(n) },
+	"FromF16":       exact,
+	"FromBF16":      exact,
+	"ToF16":         exact,
+	"ToBF16":        exact,
 }
 
 func exact(int) float64 { return 0 }
@@ -421,13 +421,13 @@ func fillTileQ4(block int) func(tile []byte, k int, v *values, set func(row, col
 
 // matmuls names the products with the scheme of their weight.
 var matmuls = map[string]string{
-	"MatMulF32":    "w32",
-	"MatMulBF16":   "w16",
-	"MatMulQ8C":    "q8c",
-	"MatMulQ6C":    "q6c",
-	"MatMulQ4B32":  "q4b32",
-	"MatMulQ4B128": "q4b128",
-	"MatMulQ4C":    "q4b32",
+	"MatMulF32":     "w32",
+	"MatMulBF16":    "w16",
+	"MatMulQ8C":     "q8c",
+	"MatMulQ6C":     "q6c",
+	"MatMulQ4B32":   "q4b32",
+	"MatMulQ4B128":  "q4b128",
+	"MatMulRequant": "q4b32",
 }
 
 // twinProduct is one product and its operands. Activations are either floats or codes with scales and sums.
@@ -511,9 +511,9 @@ func (p *twinProduct) call(set *Set) []float32 {
 		set.MatMulQ4B32(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
 	case "MatMulQ4B128":
 		set.MatMulQ4B128(Rows(y, p.ldy), codes, packed, s.m, s.k, s.n)
-	case "MatMulQ4C":
+	case "MatMulRequant":
 		scratch := fenced(m, bytes.Repeat([]byte{0xff}, RequantBytes(s.k)))
-		set.MatMulQ4C(Rows(y, p.ldy), codes, packed, scratch, s.m, s.k, s.n)
+		set.MatMulRequant(Rows(y, p.ldy), codes, packed, scratch, s.m, s.k, s.n)
 	}
 	got := slices.Clone(y)
 	m.done(fmt.Sprintf("%s %s %v", set.Name, p.name, s))
@@ -564,8 +564,8 @@ func (p *twinProduct) multiplyCodes(set *Set, m *memory, y []float32) {
 	s := p.shape
 	block, multiply, room := 0, set.PackedQ8C, PackedScratch(s.k, 0)
 	switch p.name {
-	case "MatMulQ4C":
-		multiply, room = set.PackedQ4C, RequantScratch(s.k)
+	case "MatMulRequant":
+		multiply, room = set.PackedRequant, RequantScratch(s.k)
 	case "MatMulQ4B32":
 		block, multiply, room = BlockK, set.PackedQ4B32, PackedScratch(s.k, BlockK)
 	case "MatMulQ4B128":
@@ -629,7 +629,7 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 	}
 }
 
-var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulQ4C", "MatMulQ6C"}
+var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128", "MatMulRequant", "MatMulQ6C"}
 
 // Products of every size and kind of numbers are those of the portable set.
 func TestTwinMatMul(t *testing.T) {

@@ -128,8 +128,8 @@ func (t tier) set() *Set {
 			packedQ4(pack.Block128, y, x, w, scratch, n)
 		}
 		set.RequantQ4B32 = vecRequantQ4B32
-		set.PackedQ4C = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
-			packedRequant(set, y, x, w, scratch, n)
+		set.PackedRequant = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+			requantTiles(set, y, x, w, scratch, n)
 		}
 	}
 	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, t.quantRows,

@@ -190,6 +190,7 @@ func packedCalls(t *testing.T, s *Set) func() {
 		rows[i] = PackedRows{Bytes: make([]byte, PackedBytes(c.m, c.k, block)), Scale: c.xscale, M: c.m, K: c.k}
 		scratch[i] = make([]byte, PackedScratch(c.k, block))
 	}
+	requant := make([]byte, RequantScratch(c.k))
 	return func() {
 		if s.PackRowsF32 != nil {
 			s.PackRowsF32(floats, c.floats(), c.m, c.k, 1)
@@ -201,6 +202,7 @@ func packedCalls(t *testing.T, s *Set) func() {
 				s.PackRows(rows[i].Bytes, Rows(c.u8, c.ldx), c.m, c.k, block, 1)
 			}
 			s.PackedQ8C(y, rows[0], c.q8c, scratch[0], c.n)
+			s.PackedRequant(y, rows[0], c.q4b32, requant, c.n)
 			s.PackedQ4B32(y, rows[1], c.q4b32, scratch[1], c.n)
 			s.PackedQ4B128(y, rows[2], c.q4b128, scratch[2], c.n)
 		}
@@ -433,6 +435,7 @@ func shortPackedCodes(t *testing.T, s *Set) map[string]func() {
 	shortCodes := Rows(c.u8[:(c.m-1)*c.ldx+c.k-1], c.ldx)
 
 	x, scratch := c.packedRows(s, 0), make([]byte, PackedScratch(c.k, 0))
+	requant := make([]byte, RequantScratch(c.k))
 	shortRows, shortScale, fewRows := x, x, x
 	shortRows.Bytes = x.Bytes[1:]
 	shortScale.Scale = c.xscale[1:]
@@ -451,6 +454,12 @@ func shortPackedCodes(t *testing.T, s *Set) map[string]func() {
 		"packed 8 bits, weights":        func() { s.PackedQ8C(y, x, c.q8c[1:], scratch, c.n) },
 		"packed 8 bits, scratch":        func() { s.PackedQ8C(y, x, c.q8c, scratch[1:], c.n) },
 		"packed 8 bits, fewer rows":     func() { s.PackedQ8C(y, fewRows, c.q8c, scratch, c.n) },
+		"packed requant, results":       func() { s.PackedRequant(shortY, x, c.q4b32, requant, c.n) },
+		"packed requant, rows":          func() { s.PackedRequant(y, shortRows, c.q4b32, requant, c.n) },
+		"packed requant, weights":       func() { s.PackedRequant(y, x, c.q4b32[1:], requant, c.n) },
+		"packed requant, scratch":       func() { s.PackedRequant(y, x, c.q4b32, requant[1:], c.n) },
+		"requant, weights":              func() { s.RequantQ4B32(requant, c.q4b32[:len(c.q4b32)/2-1], c.k) },
+		"requant, tile":                 func() { s.RequantQ4B32(requant[:RequantBytes(c.k)-1], c.q4b32, c.k) },
 		"packed 4 bits, results":        func() { s.PackedQ4B32(shortY, x4, c.q4b32, scratch4, c.n) },
 		"packed 4 bits, rows":           func() { s.PackedQ4B32(y, shortRows4, c.q4b32, scratch4, c.n) },
 		"packed 4 bits, weights":        func() { s.PackedQ4B32(y, x4, c.q4b32[1:], scratch4, c.n) },

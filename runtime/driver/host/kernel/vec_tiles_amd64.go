@@ -34,7 +34,7 @@ const tileLag = 4
 func amxSet(base *Set) *Set {
 	set := *base
 	set.Name, set.PackFrom = "amx", packFrom
-	set.PackRows, set.PackedQ8C, set.PackedQ4C = packTiles, tilesQ8C, tilesQ4C
+	set.PackRows, set.PackedQ8C, set.PackedRequant = packTiles, tilesQ8C, tilesRequant
 	set.PackedQ4B32 = func(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 		tilesQ4(BlockK, y, x, w, scratch, n)
 	}
@@ -134,11 +134,11 @@ func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	multiplyTiles(y, x, q8cSource(w, x.K), n, x.M < stayRows || coreShared())
 }
 
-// tilesQ4C is PackedQ4C, which differs from tilesQ8C in where the weight of a part of k comes from.
-func tilesQ4C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
+// tilesRequant is PackedRequant, which differs from tilesQ8C in where the weight of a part of k comes from.
+func tilesRequant(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	mustBePacked(x, scratch, 0)
 	_ = scratch[RequantScratch(x.K)-1]
-	multiplyTiles(y, x, q4cSource(w, x.K, scratch), n, x.M < stayRows || coreShared())
+	multiplyTiles(y, x, requantSource(w, x.K, scratch), n, x.M < stayRows || coreShared())
 }
 
 // tileSource gives the tiles of a weight: those of a q8c one as they are, those of a q4b32 one requantised, a part at a
@@ -160,8 +160,8 @@ func q8cSource(w []byte, k int) tileSource {
 	return tileSource{bytes: w, tileBytes: bytes, scalesAt: scales}
 }
 
-// q4cSource is a q4b32 weight of k rows that is requantised, in scratch.
-func q4cSource(w []byte, k int, scratch []byte) tileSource {
+// requantSource is a q4b32 weight of k rows that is requantised, in scratch.
+func requantSource(w []byte, k int, scratch []byte) tileSource {
 	blocks := (k + BlockK - 1) / BlockK
 	return tileSource{bytes: w, tileBytes: blocks * q4BlockBytes(BlockK), blocks: blocks, panel: aligned(scratch)}
 }
@@ -212,8 +212,8 @@ func (w *tileSource) scales(j int) []float32 {
 	return scales
 }
 
-// multiplyTiles multiplies each pass of rows with all tiles of the weight, on a core whose other hardware thread is busy
-// or on another.
+// multiplyTiles multiplies each pass of rows with all tiles of the weight, on a core whose other hardware thread is
+// busy, shared, or on another.
 func multiplyTiles(y Matrix[float32], x PackedRows, weight tileSource, n int, shared bool) {
 	y.mustHold(x.M, n)
 	_ = weight.bytes[(n+TileN-1)/TileN*weight.tileBytes-1]
