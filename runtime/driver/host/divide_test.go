@@ -56,6 +56,7 @@ func packing() *kernel.Set {
 func TestTilesAreRequantisedOnce(t *testing.T) {
 	for scheme, want := range map[op.Scheme]bool{op.A8TQ4B32: true, op.A8CQ4B32: false} {
 		build := builder{op: op.Op{Kind: op.MatMul, M: 256, K: 64, N: 640, Scheme: scheme},
+			in:  []*operand{{value: op.Value{Type: op.U8}}},
 			exe: &executable{proc: &processor{set: packing(), cores: make([]int, 2)}}}
 		size, err := pack.TileBytes(scheme.Weight(), build.op.K)
 		if err != nil {

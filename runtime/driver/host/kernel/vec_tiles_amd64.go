@@ -141,16 +141,17 @@ func tilesRequant(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	multiplyTiles(y, x, requantSource(w, x.K, scratch), n, x.M < stayRows || coreShared())
 }
 
-// tileSource gives the tiles of a weight: those of a q8c one as they are, those of a q4b32 one requantised, a part at a
-// time for all rows of a pass.
+// tileSource gives the tiles of a weight: those of a q8c one as they are, those of a q4b32 one requantised, a piece at a
+// time for all rows of a pass, so that it is still in the first-level cache when it is multiplied.
 type tileSource struct {
 	bytes     []byte
 	tileBytes int
 	scalesAt  int // in a tile
 	blocks    int // of a tile that is requantised, 0: values are q8c
 
-	panel   []byte // a part of a tile, requantised
+	panel   []byte // a piece of a tile, requantised
 	at      int    // k of its first row
+	j       int    // the first column of the tile
 	columns requant
 }
 
@@ -169,15 +170,18 @@ func requantSource(w []byte, k int, scratch []byte) tileSource {
 // tile is the weight from the tile on that begins at column j.
 func (w *tileSource) tile(j int) []byte { return w.bytes[j/TileN*w.tileBytes:] }
 
-// use prepares a part of the tile that begins at column j.
-func (w *tileSource) use(j int, part tileSpan, k int) {
+// use prepares a piece of the tile of k rows that begins at column j.
+func (w *tileSource) use(j int, piece tileSpan, k int) {
 	if w.blocks == 0 {
 		return
 	}
 	tile := w.tile(j)
+	if piece.pos == 0 || w.j != j {
+		w.j, w.columns = j, vecRequant(tile, w.blocks)
+	}
 	var sums [TileN]int32 // which signed activations do not need
-	w.at, w.columns = part.pos, vecRequant(tile, w.blocks)
-	w.columns.vecRows(w.panel, tile[part.pos/BlockK*q4BlockBytes(BlockK):], min(part.k, k-part.pos), &sums)
+	w.at = piece.pos
+	w.columns.vecRows(w.panel, tile[w.at/BlockK*q4BlockBytes(BlockK):], min(piece.k, k-w.at), &sums)
 }
 
 // from is the tile that begins at column j, or what is prepared of it, from row pos on.
@@ -305,7 +309,6 @@ func (p *tileProduct) part(pos int) tileSpan {
 // columns adds the products of a part of the tile of the weight that begins at column j to y, and after the last part
 // makes results of them. Between pieces of the part the sums wait close to each other. next is what is written after y.
 func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *float32) {
-	p.weight.use(j, part, p.x.K)
 	between := p.waiting()
 	var before Matrix[float32] // none
 	if part.pos > 0 {
@@ -325,6 +328,7 @@ func (p *tileProduct) columns(j int, part tileSpan, y Matrix[float32], next *flo
 // add writes the sums before, if there are some, and the products of a piece of k to y: as integers, or as results where
 // the piece is the last. next is what is written after y.
 func (p *tileProduct) add(j int, piece tileSpan, before, y Matrix[float32], next *float32) {
+	p.weight.use(j, piece, p.x.K)
 	w, last := p.weight.from(j, piece.pos), 0
 	if piece.pos+piece.k == p.padded {
 		last = 1
