@@ -98,7 +98,7 @@ func TestBenchEnginesReal(t *testing.T) {
 		}
 	}
 	if got := strings.Join(of, ", "); got != "hetc prefill, hetc decode, hetc prefill, hetc decode, llama.cpp " {
-		t.Errorf("quality of %q", got)
+		t.Errorf("quality of %q; skipped: %+v\n%s", got, m.Skipped, errs.String())
 	}
 }
 
