@@ -76,23 +76,35 @@ func TestNoRestOfText(t *testing.T) {
 	}
 }
 
-// A plan within memory may have prompts multiply what decode reads, the others may not: it loses more than 8 bits do.
+// A plan within memory may have prompts multiply what decode reads, requantised. Other plans may not, since that loses
+// more than 8 bits do, and no plan may for which a workload says what it may lose.
 func TestBoundedPlansMayRequantise(t *testing.T) {
-	bench := &enginesBench{EnginesOptions: &EnginesOptions{Prompts: []int{32}, Depths: []int{8}, Gen: 4}}
-	for _, bounded := range []bool{false, true} {
+	given := filepath.Join(t.TempDir(), "given.yaml")
+	for _, test := range []struct {
+		workload      string
+		bounded, want bool
+	}{{"", false, false}, {"", true, true}, {given, true, false}} {
+		bench := &enginesBench{EnginesOptions: &EnginesOptions{
+			Prompts: []int{32}, Depths: []int{8}, Gen: 4, Workload: test.workload,
+		}}
 		file := filepath.Join(t.TempDir(), "workload.yaml")
-		if err := bench.writeWorkload(file, bounded); err != nil {
+		if err := bench.writeWorkload(file, test.bounded); err != nil {
 			t.Fatal(err)
 		}
 		written, err := workload.Read(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := slices.Contains(written.Schemes.Prefill, op.A8CQ4B32); got != bounded {
-			t.Errorf("bounded %v: schemes of prefill %v", bounded, written.Schemes.Prefill)
+		if got := slices.Contains(written.Schemes.Prefill, op.A8CQ4B32); got != test.want {
+			t.Errorf("%+v: schemes of prefill %v", test, written.Schemes.Prefill)
 		}
 		if slices.Contains(written.Schemes.Decode, op.A8CQ4B32) {
-			t.Errorf("bounded %v: schemes of decode %v", bounded, written.Schemes.Decode)
+			t.Errorf("%+v: schemes of decode %v", test, written.Schemes.Decode)
+		}
+		if !test.bounded { // the workload that is given below: both phases permit 4 bits
+			if err := os.Rename(file, given); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -109,8 +109,9 @@ func (b *enginesBench) withCalibration() []string {
 
 // writeWorkload writes the workload that a plan is solved for: the one of --workload, or the measured tasks.
 //
-// A bounded plan may use the schemes of both phases in each, and requantise weights of decode in prefill, so that one copy
-// of the weights can serve both. The last matrix of prefill is excepted, because its errors are errors of logits.
+// A bounded plan may use the schemes of both phases in each, so that one copy of the weights can serve both. The last
+// matrix of prefill is excepted, because its errors are errors of logits. Where no workload is given, prefill may also
+// requantise the weights of decode.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 	permits := b.tasksWorkload()
 	if b.Workload != "" {
@@ -125,7 +126,7 @@ func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 		slices.Sort(both)
 		both = slices.Compact(both)
 		permits.Schemes.Prefill, permits.Schemes.Decode = both, both
-		if slices.Contains(both, op.A8TQ4B32) && !slices.Contains(both, op.A8CQ4B32) {
+		if b.Workload == "" && slices.Contains(both, op.A8TQ4B32) {
 			permits.Schemes.Prefill = append(slices.Clone(both), op.A8CQ4B32)
 		}
 	}

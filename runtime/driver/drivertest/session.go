@@ -321,11 +321,12 @@ func requantises(graph *op.Graph, weight string) bool {
 }
 
 // requantise makes of the values that a q4b32 weight stands for those that they are rounded to with a scale per column:
-// 8*top/127, where top is the largest magnitude of the column's block scales. A block scale is rounded to as many 127ths
-// of top, and a nibble times these to a multiple of 8.
+// 8*top/127, where top is the largest magnitude of the column's block scales. The scale of a block is rounded to a whole
+// number of 127ths of top, and that number times a nibble to a multiple of 8.
 func requantise(weight stored, packed []byte) {
 	blocks := (weight.k + pack.BlockK - 1) / pack.BlockK
-	const blockBytes, scalesAt = 576, 512
+	const scalesAt = pack.BlockK * pack.TileN / 2 // bytes of a block's nibbles, before its float16 scales
+	const blockBytes = scalesAt + 2*pack.TileN
 	scale := func(row, col int) float64 {
 		block := packed[(col/pack.TileN*blocks+row/pack.BlockK)*blockBytes:]
 		return decode(block[scalesAt+2*(col%pack.TileN):], op.F16)

@@ -259,7 +259,7 @@ func TestTileProducts(t *testing.T) {
 			twinMatMul(t, sets, "MatMulRequant", s, x, newValues(uint8(seed/3)%kinds, seed+1<<32, nil), seed%2 == 0)
 		}
 	}
-	s := shape{m: 130, k: stayPart + stayK, n: 33} // parts of k
+	s := shape{m: 130, k: tilePart + stayK, n: 33} // parts of k
 	for _, name := range []string{"MatMulQ8C", "MatMulRequant"} {
 		twinMatMul(t, sets, name, s, newValues(plain, 7, nil), newValues(plain, 8, nil), true)
 	}

@@ -134,7 +134,7 @@ func tilesQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	multiplyTiles(y, x, q8cSource(w, x.K), n, x.M < stayRows || coreShared())
 }
 
-// tilesRequant is PackedRequant, which differs from tilesQ8C in where the weight of a part of k comes from.
+// tilesRequant is PackedRequant: tilesQ8C, but for where the tiles of the weight come from.
 func tilesRequant(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	mustBePacked(x, scratch, 0)
 	_ = scratch[RequantScratch(x.K)-1]
@@ -149,10 +149,10 @@ type tileSource struct {
 	scalesAt  int // in a tile
 	blocks    int // of a tile that is requantised, 0: values are q8c
 
-	panel   []byte // a piece of a tile, requantised
-	at      int    // k of its first row
-	j       int    // the first column of the tile
-	columns requant
+	panel   []byte  // the latest piece that was requantised
+	at      int     // k of its first row
+	j       int     // the first column of its tile
+	columns requant // scales of the columns of that tile
 }
 
 // q8cSource is a weight of k rows with the values of q8c.

@@ -5,18 +5,18 @@ package kernel
 const (
 	stayK    = 2 * tileK        // k of a step
 	stayRows = tilePass / 2     // the least rows of a pass, because each step loads its weights anew
-	stayPart = tilePart         // k of a part: steps of it begin and end with it
 	stayAsk  = tileRows / 2     // the last steps, which ask for the room for results: two rows in each group
 	staySums = tileRows * TileN // sums of a group
 )
 
-// stay multiplies with whole tiles of the weight, those of the first columns.
+// stay multiplies with whole tiles of the weight, those of the first columns, a part of k after the other: what is
+// requantised of a tile stays in the second-level cache until it is multiplied.
 func (p *tileProduct) stay(columns int) {
 	groups, rows := tileGroups(p.count)
 	for j := 0; j < columns; j += TileN {
 		clear(p.sums[:groups*staySums])
 		for part := (tileSpan{}); part.pos < p.x.K; part.pos += part.k {
-			part.k = min(stayPart, p.x.K-part.pos)
+			part.k = min(tilePart, p.x.K-part.pos)
 			p.weight.use(j, part, p.x.K)
 			from, to := part.pos/stayK, (part.pos+part.k)/stayK
 			last := to // the first step that asks for the room for results
