@@ -286,7 +286,8 @@ var kindTable = []kindRow{
 		doc: "Is causal attention over the cache: fused QKV [M,(Heads+2*KVHeads)*HeadDim] -> f32 " +
 			"[M,Heads*HeadDim]. Context is the number of cached positions a cost is asked for. Over a cache of bf16 " +
 			"both factors of its products are bfloat16: queries are rounded to it, and so are the weights of the " +
-			"softmax, relative to the largest score so far.",
+			"softmax, relative to the largest score so far. Over a cache of q8 the queries of each head are rounded as " +
+			"keys are.",
 		required: []string{"heads", "kv_heads", "head_dim", "context"},
 		optional: []string{"kv", "batch", "window", "cap", "scale"}, check: checkHeads,
 		signature: func(o Op) Signature {

@@ -23,7 +23,8 @@ const (
 	U8   Type = "u8" // row-quantised activations: value = (u - 128) * scale of the row
 )
 
-// Q8 is the type of a cache alone: rows of 8-bit codes as U8, each row followed by its scale, a float32.
+// Q8 is the type of a cache alone: rows of 8-bit codes as U8, each row followed by its scale, a float32. Attention
+// multiplies them with queries of the same form.
 const Q8 Type = "q8"
 
 // CacheTypes are the types that keys and values are stored in, the most exact one first. Over a cache of BF16 attention

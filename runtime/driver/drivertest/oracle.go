@@ -730,27 +730,39 @@ func attention(e *evaluation) {
 					sum, size = sum+term, size+math.Abs(term)
 				}
 				e.out[0].set(row, head*e.HeadDim+i, sum, e.cached(size)*steep)
-				e.out[0].doubt[row*e.out[0].value.Cols+head*e.HeadDim+i] = e.roundedShares(size)
+				e.out[0].doubt[row*e.out[0].value.Cols+head*e.HeadDim+i] = e.roundedShares(size, begin, shares)
 			}
 		}
 	}
 }
 
-// roundedShares returns how far a sum of values may be off, whose weighted terms have this magnitude, because the
-// weights are rounded to the cache's type where that is bf16. What they are relative to is not defined.
-func (e *evaluation) roundedShares(size float64) float64 {
-	if e.KV == op.BF16 {
+// roundedShares returns how far a sum of values may be off, whose weighted terms have this magnitude, because of how
+// weights are rounded: to the cache's type where that is bf16, and what they are relative to is not defined; times the
+// scale of a value, where it has 8 bits, to 1/65535 of the largest weight and the largest scale in a block.
+func (e *evaluation) roundedShares(size float64, begin int, shares []float64) float64 {
+	switch e.KV {
+	case op.BF16:
 		return size / (1 << 8)
+	case op.Q8:
+		largest := 0.0 // value: 127 times the largest scale, or more
+		for _, value := range e.cache.v[begin*e.HeadDim : (begin+len(shares))*e.HeadDim] {
+			largest = math.Max(largest, math.Abs(value))
+		}
+		return float64(len(shares)) * slices.Max(shares) * largest / 65535 / 2
 	}
 	return 0
 }
 
-// query returns an element of a query as attention multiplies it.
-func (e *evaluation) query(row, column int) float64 {
-	if e.KV == op.BF16 {
-		return round(op.BF16, e.in[0].at(row, column))
+// query returns a query as attention multiplies it: rounded as a key is where the cache has 16 bits of bfloat16 or 8.
+func (e *evaluation) query(row, column int) []float64 {
+	query := make([]float64, e.HeadDim)
+	for i := range query {
+		query[i] = e.in[0].at(row, column+i)
 	}
-	return e.in[0].at(row, column)
+	if e.KV == op.BF16 || e.KV == op.Q8 {
+		e.cache.round(query)
+	}
+	return query
 }
 
 // shares returns the softmax of a query's scores with count positions, whose keys begin at a row of the
@@ -770,13 +782,14 @@ func (e *evaluation) sharesOf(row, query, begin, count int, seen func(pos int) b
 	}
 	shares = make([]float64, count)
 	top, sum, steep := math.Inf(-1), 0.0, 1.0
+	numbers := e.query(row, query)
 	for pos := first; pos < count; pos++ {
 		if !seen(pos) {
 			continue
 		}
 		score := 0.0
-		for i := range e.HeadDim {
-			score += e.query(row, query+i) * e.cache.k[(begin+pos)*e.HeadDim+i]
+		for i, number := range numbers {
+			score += number * e.cache.k[(begin+pos)*e.HeadDim+i]
 		}
 		score *= scale
 		if e.Cap > 0 {

@@ -200,7 +200,7 @@ func sparseAttention(e *evaluation) {
 						term := own * share * e.cache.v[(begin+pos)*e.HeadDim+i]
 						sum, size = sum+term, size+math.Abs(term)
 					}
-					out, doubt := head*e.HeadDim+i, e.roundedShares(size)
+					out, doubt := head*e.HeadDim+i, e.roundedShares(size, begin, shares)
 					if rest != nil { // means are rounded before they are multiplied
 						sum, size = sum+(1-own)*rest.v[i], size+(1-own)*rest.size[i]
 						doubt += 1e-6 * steep * (1 - own) * size
@@ -227,13 +227,14 @@ func (e *evaluation) withRest(row, query, begin, unseen int, span *op.SparseSpan
 			mean.v[i], mean.size[i] = mean.v[i]+value, mean.size[i]+math.Abs(value)
 		}
 	}
+	numbers := e.query(row, query)
 	score := func(key []float64) float64 {
 		scale, sum := e.Scale, 0.0
 		if scale == 0 {
 			scale = 1 / math.Sqrt(float64(e.HeadDim))
 		}
 		for i, value := range key {
-			sum += e.query(row, query+i) * value
+			sum += numbers[i] * value
 		}
 		if sum *= scale; e.Cap > 0 {
 			sum = e.Cap * math.Tanh(sum/e.Cap)

@@ -34,12 +34,39 @@ func ScaleQ8(row []uint8, dim int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(row[dim : dim+cachedScale]))
 }
 
-// attentionQ8 widens each block of keys and values to the end of scratch, as attentionF16 does.
+// roundQ8 rounds a number of rows of dim numbers each as an 8-bit cache does. A row that has no such form, because a
+// number is not finite, becomes NaN.
+func roundQ8(x []float32, dim int) {
+	for ; len(x) > 0; x = x[dim:] {
+		row, top := x[:dim], float32(0)
+		for _, value := range row {
+			top = max(top, value, -value)
+		}
+		scale := top / 127
+		for i, value := range row {
+			switch {
+			case !(top <= math.MaxFloat32):
+				row[i] = float32(math.NaN())
+			case scale == 0:
+				row[i] = 0
+			default:
+				row[i] = scale * float32(math.RoundToEven(float64(min(127, max(-127, value/scale)))))
+			}
+		}
+	}
+}
+
+// attentionQ8 is attentionF16 with queries rounded to 8 bits. The rounded queries lie before the block.
 func attentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, s Attention) {
-	dim, pitch := s.Dim, s.Dim+cachedScale
+	dim, pitch, columns := s.Dim, s.Dim+cachedScale, s.Heads*s.Dim
 	wide := scratch[len(scratch)-2*keyBlock*dim:]
+	queries := Rows(scratch[len(scratch)-len(wide)-attentionRows*columns:len(scratch)-len(wide)], columns)
 	for row := 0; row < s.M; row += attentionRows {
-		state := newAttention(y.From(row, 0), q.From(row, 0), scratch, s, row)
+		for i := range min(attentionRows, s.M-row) {
+			copy(queries.row(i, columns), q.row(row+i, columns))
+			roundQ8(queries.row(i, columns), dim)
+		}
+		state := newAttention(y.From(row, 0), queries, scratch, s, row)
 		for pos := state.start(); pos < state.context(); pos += keyBlock {
 			end := min(pos+keyBlock, state.context())
 			size := (end - pos) * dim

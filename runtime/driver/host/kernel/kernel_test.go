@@ -1078,26 +1078,8 @@ func attentionScratch(t *testing.T, a Attention) []float32 {
 // attend is what one head of one row of queries computes, and the magnitude of each element's terms. The functions
 // return elements of the cache by their indices.
 func attend(a Attention, row int, query []float32, key, value func(i int) float64) (result, magnitude []float64) {
-	first, end := a.first(row), a.Pos+row+1
-	scores := make([]float64, end)
-	top := math.Inf(-1)
-	for p := first; p < end; p++ {
-		for d, q := range query {
-			scores[p] += float64(q) * key(p*a.Dim+d) * a.Scale
-		}
-		if a.Cap > 0 {
-			scores[p] = a.Cap * math.Tanh(scores[p]/a.Cap)
-		}
-		top = max(top, scores[p])
-	}
-	sum := 0.0
-	for p := first; p < end; p++ {
-		sum += math.Exp(scores[p] - top)
-	}
-
 	result, magnitude = make([]float64, a.Dim), make([]float64, a.Dim)
-	for p := first; p < end; p++ {
-		weight := math.Exp(scores[p]-top) / sum
+	for p, weight := range attentionWeights(a, row, query, key) {
 		for d := range a.Dim {
 			term := weight * value(p*a.Dim+d)
 			result[d] += term
@@ -1107,6 +1089,34 @@ func attend(a Attention, row int, query []float32, key, value func(i int) float6
 	return result, magnitude
 }
 
+// attentionWeights is the softmax of the scores of one head of one row: of all positions up to the row's.
+func attentionWeights(a Attention, row int, query []float32, key func(i int) float64) []float64 {
+	first, weights := a.first(row), make([]float64, a.Pos+row+1)
+	top := math.Inf(-1)
+	for p := range weights {
+		if p < first {
+			weights[p] = math.Inf(-1)
+			continue
+		}
+		for d, q := range query {
+			weights[p] += float64(q) * key(p*a.Dim+d) * a.Scale
+		}
+		if a.Cap > 0 {
+			weights[p] = a.Cap * math.Tanh(weights[p]/a.Cap)
+		}
+		top = max(top, weights[p])
+	}
+	sum := 0.0
+	for p, score := range weights {
+		weights[p] = math.Exp(score - top)
+		sum += weights[p]
+	}
+	for p := range weights {
+		weights[p] /= sum
+	}
+	return weights
+}
+
 // cacheForm is a type of cache: how a set reads it, and what it holds.
 type cacheForm struct {
 	name       string
@@ -1114,7 +1124,7 @@ type cacheForm struct {
 	key, value func(i int) float64
 }
 
-// Attention over caches of float32, float16 and 8-bit codes has the result of its formula.
+// Attention over caches of float32 and float16 has the result of its formula.
 func TestAttention(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(17, 18))
@@ -1128,7 +1138,6 @@ func TestAttention(t *testing.T) {
 			for i := range k16 {
 				k16[i], v16[i] = number.FloatToHalf(k[i]), number.FloatToHalf(v[i])
 			}
-			k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
 
 			forms := []cacheForm{
 				{
@@ -1142,12 +1151,6 @@ func TestAttention(t *testing.T) {
 					call:  func(y, q Matrix[float32]) { s.AttentionF16(y, q, k16, v16, scratch, a) },
 					key:   func(i int) float64 { return float64(number.HalfToFloat(k16[i])) },
 					value: func(i int) float64 { return float64(number.HalfToFloat(v16[i])) },
-				},
-				{
-					name:  "q8",
-					call:  func(y, q Matrix[float32]) { s.AttentionQ8(y, q, k8, v8, scratch, a) },
-					key:   func(i int) float64 { return refQ8(k8, a.Dim, i) },
-					value: func(i int) float64 { return refQ8(v8, a.Dim, i) },
 				},
 			}
 			for _, form := range forms {
@@ -1175,6 +1178,105 @@ func checkAttention(t *testing.T, form cacheForm, a Attention, sharp float64, y,
 			}
 		}
 	}
+}
+
+// Over an 8-bit cache queries are rounded as keys are, and a weight times its value's scale to 1/65535 of the largest of
+// both in a block of 128 positions, if at all.
+func TestAttentionQ8(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(37, 38))
+		eachAttention(func(a Attention, sharp float64) {
+			context := a.Pos + a.M
+			q := newStrided(t, a.M, a.Heads*a.Dim, 2*a.Dim, scaled(rng, sharp))
+			keys, values := make([]float32, context*a.Dim), make([]float32, context*a.Dim)
+			for i := range keys {
+				size := math.Exp2(float64(i / a.Dim * 7 % 10)) // values of different scales
+				keys[i], values[i] = float32(rng.NormFloat64()), float32(rng.NormFloat64()*size/32)
+			}
+			k, v := guardedSlice[uint8](t, context*(a.Dim+cachedScale)), guardedSlice[uint8](t, context*(a.Dim+cachedScale))
+			copy(k, cachedQ8(keys, a.Dim))
+			copy(v, cachedQ8(values, a.Dim))
+			y := newStrided(t, a.M, a.Heads*a.Dim, 3, unset)
+
+			s.AttentionQ8(y.matrix(), q.matrix(), k, v, attentionScratch(t, a), a)
+
+			y.gapsIntact(t)
+			for r := range a.M {
+				for h := range a.Heads {
+					head := h * a.Dim
+					query := slices.Clone(q.row(r)[head : head+a.Dim])
+					rounded := cachedQ8(query, a.Dim)
+					for d := range query {
+						query[d] = float32(refQ8(rounded, a.Dim, d))
+					}
+					want, slack := attendCodes(a, r, query, k, v, 1e-5*sharp)
+					for d := range a.Dim {
+						if got := y.at(r, head+d); !(math.Abs(got-want[d]) <= slack[d]+1e-6) {
+							t.Fatalf("%v: [%d,%d] is %v, want %v within %v", a, r, head+d, got, want[d], slack[d])
+						}
+					}
+				}
+			}
+		})
+	})
+}
+
+// A query that is not finite, which 8 bits cannot represent, makes the results of its head NaN and no others.
+func TestAttentionQ8NaN(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(38, 39))
+		for _, a := range []Attention{
+			{M: 1, Heads: 4, Dim: 64, Pos: 300},
+			{M: 40, Heads: 3, Dim: 16, Pos: 100},
+			{M: 9, Heads: 2, Dim: 20, Pos: 30},
+		} {
+			a.Scale = 0.2
+			width, context := a.Heads*a.Dim, a.Pos+a.M
+			q := newStrided(t, a.M, width, 0, normal(rng)).v
+			k := cachedQ8(newStrided(t, context, a.Dim, 0, normal(rng)).v, a.Dim)
+			bad := map[int]bool{0: true, a.M*a.Heads - 1: true, a.Heads + 1: a.M > 1}
+			for line, is := range bad {
+				if is {
+					q[line*a.Dim+line%a.Dim] = float32(math.Inf(1 - line%2*2))
+				}
+			}
+			q[1] = float32(math.NaN())
+			y := make([]float32, len(q))
+
+			s.AttentionQ8(Rows(y, width), Rows(q, width), k, k, attentionScratch(t, a), a)
+
+			for i, value := range y {
+				if isNaN := value != value; isNaN != bad[i/a.Dim] {
+					t.Fatalf("%v: element %d of line %d is %v", a, i%a.Dim, i/a.Dim, value)
+				}
+			}
+		}
+	})
+}
+
+// attendCodes is attend over an 8-bit cache. slack is what the result may be off by when weights have that relative
+// error, and are rounded.
+func attendCodes(a Attention, row int, query []float32, k, v []uint8, relative float64) (result, slack []float64) {
+	key := func(i int) float64 { return refQ8(k, a.Dim, i) }
+	result, slack = attend(a, row, query, key, func(i int) float64 { return refQ8(v, a.Dim, i) })
+	for d := range slack {
+		slack[d] *= relative
+	}
+	weights := attentionWeights(a, row, query, key)
+	for from := a.first(row) / keyBlock * keyBlock; from < len(weights); from += keyBlock {
+		begin, end := max(from, a.first(row)), min(from+keyBlock, len(weights))
+		largest := 0.0
+		for pos := begin; pos < end; pos++ {
+			largest = max(largest, float64(ScaleQ8(v[pos*(a.Dim+cachedScale):], a.Dim)))
+		}
+		half := slices.Max(weights[begin:end]) * largest / 65535 / 2
+		for pos := begin; pos < end; pos++ {
+			for d := range slack {
+				slack[d] += half * math.Abs(float64(v[pos*(a.Dim+cachedScale)+d])-128)
+			}
+		}
+	}
+	return result, slack
 }
 
 // roundBrain rounds to bfloat16.

@@ -37,11 +37,8 @@ func Reference() *Set {
 		AttentionBF16: func(y, q Matrix[float32], k, v []uint16, _ []float32, a Attention) {
 			refAttentionBF16(y, q, k, v, a)
 		},
-		AttentionQ8: func(y, q Matrix[float32], k, v []uint8, _ []float32, a Attention) {
-			refAttention(y, q, func(i int) float64 { return refQ8(k, a.Dim, i) },
-				func(i int) float64 { return refQ8(v, a.Dim, i) }, a)
-		},
-		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16, ToBF16: toBF16,
+		AttentionQ8: refAttentionQ8,
+		FromF16:     fromF16, FromBF16: fromBF16, ToF16: toF16, ToBF16: toBF16,
 		Peak: peak, Below: below, PoolBelow: poolBelow,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
@@ -391,6 +388,19 @@ func refAttentionBF16(y, q Matrix[float32], k, v []uint16, a Attention) {
 				line.columns(out[first:min(first+refColumns, a.Dim)], first)
 			}
 		}
+	}
+}
+
+// refAttentionQ8 rounds the queries of one row after the other.
+func refAttentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
+	queries := scratch[:a.Heads*a.Dim]
+	for row := range a.M {
+		copy(queries, q.row(row, len(queries)))
+		roundQ8(queries, a.Dim)
+		one := a
+		one.M, one.Pos = 1, a.Pos+row
+		refAttention(y.From(row, 0), Rows(queries, len(queries)), func(i int) float64 { return refQ8(k, a.Dim, i) },
+			func(i int) float64 { return refQ8(v, a.Dim, i) }, one)
 	}
 }
 

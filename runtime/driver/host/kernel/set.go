@@ -174,7 +174,10 @@ type Set struct {
 	AttentionBF16 func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention)
 
 	// AttentionQ8 is AttentionF32 over an 8-bit cache, whose keys and values are rows of Dim+4 bytes as StoreQ8 makes
-	// them. Of this one and AttentionBF16 arm64 has the portable forms only.
+	// them, and with queries that are rounded in the same way, each head of a row by itself. A set may round the product
+	// of a weight and its value's scale to 1/65535 of the largest weight and the largest scale in its block of positions
+	// (see Attention), and scales less than 2^-90 to zero. A query that is not finite gives NaN. Of this one and
+	// AttentionBF16 arm64 has the portable forms only.
 	AttentionQ8 func(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention)
 
 	// Peak is the largest of at least one finite number.
@@ -284,7 +287,7 @@ func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 //   - avx512 (avx2) has float32 products of 512 bits.
 //   - avxvnni (avx2) has products of quantised rows with AVX-VNNI. Where a CPU has avx512 and avxvnni alone, which no
 //     known one does, avxvnni counts as faster, because quantised weights are what machines are short of time for.
-//   - avx512vnni (avx512) has products of quantised rows with 512 bits.
+//   - avx512vnni (avx512) has products of quantised rows and attention over 8 bits with 512 bits.
 //   - avx512bf16 (avx512vnni) has attention over bfloat16 with AVX512_BF16.
 //   - amx (avx512bf16) has 8-bit and 4-bit products of many rows and attention over bfloat16 in tiles, for which the
 //     operating system is asked.

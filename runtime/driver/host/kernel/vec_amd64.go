@@ -15,6 +15,7 @@ import (
 //go:generate go run -C gen . -tier avxvnni -out ../vec_avxvnni_amd64.s -stubs ../vec_avxvnni_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier packed -out ../vec_packed512_amd64.s -stubs ../vec_packed512_amd64.go -pkg kernel
+//go:generate go run -C gen . -tier codes -out ../vec_codes512_amd64.s -stubs ../vec_codes512_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier streams -out ../vec_streams512_amd64.s -stubs ../vec_streams512_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512bf16 -out ../vec_avx512bf16_amd64.s -stubs ../vec_avx512bf16_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier attention -out ../vec_heads_amd64.s -stubs ../vec_heads_amd64.go -pkg kernel

@@ -43,11 +43,19 @@ func (t *lineTask) takeBlocks(pos, blocks int) {
 			t.scoreWide(t.scores[part.from:], count, pos+part.from, (part.to-part.from)/wideKeys, part.keys)
 		}
 	}
-	asked := t.softenBlocks(blocks, parts[0].values)
+	asked := t.softenBlocks(pos, blocks, parts[0].values)
 	parts[0].values = parts[0].values[asked:]
 	for from := 0; from < count; from += keyBlock {
 		if from > 0 || pos != t.start() || t.Rest.Count > 0 {
 			fadeLines256(t.lines, &t.sums[0], 4*t.ld, t.ld, &t.fades[from/keyBlock*4*t.lines+2])
+		}
+		if t.from.codes {
+			part := &parts[0]
+			if from >= part.to {
+				part = &parts[1]
+			}
+			t.weighWholeCodes(pos, from, count, part)
+			continue
 		}
 		for i := range parts {
 			t.weighWhole(pos, from, count, &parts[i])
@@ -57,7 +65,7 @@ func (t *lineTask) takeBlocks(pos, blocks int) {
 
 // softenBlocks turns the scores of whole blocks into weights, and keeps what each fades the sums before it by. It asks
 // for the first of the values ahead, and returns for how many bytes.
-func (t *lineTask) softenBlocks(blocks int, ahead []byte) (asked int) {
+func (t *lineTask) softenBlocks(pos, blocks int, ahead []byte) (asked int) {
 	times := t.lines * keyBlock / vecN // that a softmax asks
 	stride := min(2*line, min(mostAsked, len(ahead)/blocks/4)/times)
 	if stride == 0 {
@@ -66,9 +74,12 @@ func (t *lineTask) softenBlocks(blocks int, ahead []byte) (asked int) {
 	ldx, state := 4*blocks*keyBlock, &t.state[0]
 	for block := range blocks {
 		scores, next := &t.scores[block*keyBlock], &ahead[asked]
-		if t.from.pairs {
+		switch {
+		case t.from.codes:
+			t.softenCodes(pos+block*keyBlock, blocks*keyBlock, scores, next, stride)
+		case t.from.pairs:
 			softmaxPairsAsking512(t.lines, scores, ldx, keyBlock, t.scale, state, 0, next, stride)
-		} else {
+		default:
 			softmaxAsking512(t.lines, scores, ldx, keyBlock, t.scale, state, next, stride)
 		}
 		copy(t.fades[block*4*t.lines:], t.state)

@@ -35,6 +35,9 @@ func (t *lineTask) isFew() bool {
 	if t.from.pairs {
 		return t.width == tileKeys
 	}
+	if t.from.codes {
+		return t.width == tileKeys && t.context() >= keyBlock // whole blocks only
+	}
 	least := 1
 	if t.from.k8 != nil && !t.tier.wide() {
 		least = 4
@@ -62,7 +65,10 @@ func (t *lineTask) ownQueries() int {
 
 // turnQueries makes the queries of eight lines columns of [Dim][tileKeys].
 func (t *lineTask) turnQueries() {
-	columns, depth := t.keys[t.ownQueries():][:tileKeys*t.depth], t.depth
+	columns, depth := t.keys[t.ownQueries():], t.depth
+	if t.from.codes {
+		columns = t.code.columns
+	}
 	keysF32x16(&columns[0], &t.queries[:mostFewLines*depth][0], 4*depth, depth)
 }
 
@@ -204,6 +210,10 @@ func (t *lineTask) scoreWide(scores []float32, ld, pos, turns int, far []byte) {
 	first, stride := t.ahead(far, 0, 1, 1, turns*numbers/4) // for 16 bytes of all keys a kernel asks four times
 	s, q, end, next := &scores[0], &t.keys[t.ownQueries()], pos+turns*wideKeys, &first[0]
 	switch {
+	case t.from.codes:
+		pitch := t.Dim + cachedScale
+		keys := t.from.k8[pos*pitch : end*pitch]
+		scoresWideCodes(t.lines, s, 4*ld, &t.code.columns[0], &keys[0], pitch, t.depth, turns, &t.code.starts[0], next, stride)
 	case t.from.pairs:
 		keys := t.from.k16[pos*t.Dim : end*t.Dim]
 		scoresWideBF16(t.lines, s, 4*ld, q, &keys[0], 2*t.Dim, t.depth, turns, next, stride)

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"math"
 
 	"github.com/hetc/hetc/internal/mem"
@@ -42,16 +43,19 @@ type source struct {
 	brain    bool    // those of 16 bits are bfloat16, not float16
 	pairs    bool    // of brain, multiplied as pairs
 	k8, v8   []uint8 // of Dim+cachedScale bytes, see StoreQ8
+	codes    bool    // of 8 bits, multiplied as codes
 }
 
 // lineTask is a call of attention256: what does not change from block to block.
 type lineTask struct {
 	Attention
 	lines, ld                    int       // ld is the pitch of a line of sums
-	depth                        int       // numbers of a query and a key, or pairs of them
+	depth                        int       // numbers of a query and a key, or pairs of them, or words of four codes
 	queries, scores, sums, state []float32 // of lines: [depth], [keyBlock], [ld], [4] as of softmaxLines256
 	keys, wide                   []float32 // keys of a piece, in tiles, and values
 	padded                       []uint16  // of pairs, rows of the cache with zeros behind them
+	padded8                      []uint8   // the same of codes
+	code                         codeTask
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
@@ -106,11 +110,39 @@ func (t *lineTask) takeQueries(q Matrix[float32]) {
 		t.pairQueries(q)
 		return
 	}
+	if t.from.codes {
+		t.codeQueries(q)
+		return
+	}
 	for row := range t.M {
 		copy(t.queries[row*columns:], q.row(row, columns))
 	}
 	if t.from.brain {
 		vecRoundBF16(t.queries[:t.M*columns])
+	}
+	if t.from.k8 != nil {
+		t.roundQueries()
+	}
+}
+
+// roundQueries rounds queries as an 8-bit cache does, by way of rows as that has them.
+func (t *lineTask) roundQueries() {
+	const most = 64 // lines at a time
+	pitch := t.Dim + cachedScale
+	rows, scales := mem.Bytes(t.wide)[:most*pitch], t.scores[:most]
+	for line := 0; line < t.lines; {
+		count := min(most, t.lines-line)
+		queries := t.queries[line*t.Dim:][:count*t.Dim]
+		codes := Matrix[uint8]{rows, pitch}
+		if bad := t.tier.quantRows(Quantised{Codes: codes, Scale: scales}, Rows(queries, t.Dim), count, t.Dim); bad >= 0 {
+			count = bad + 1 // whose codes may be anything
+			scales[bad] = float32(math.NaN())
+		}
+		for i, scale := range scales[:count] {
+			binary.LittleEndian.PutUint32(rows[i*pitch+t.Dim:], math.Float32bits(scale))
+		}
+		widenQ8(queries, t.Dim, rows, 0, count, t.Dim)
+		line += count
 	}
 }
 
@@ -129,18 +161,24 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 		return part
 	}
 	task.depth = all.Dim
-	if from.pairs {
+	switch {
+	case from.pairs:
 		task.depth = pairsOf(all.Dim)
-	}
-	task.keys = take(pieceKeys / width * tilePitch(task.depth, width))
-	if from.pairs {
-		task.takePairs(take)
-	} else {
-		task.wide = take(keyBlock * task.ld)
+	case from.codes:
+		task.depth = all.Dim / quad
 	}
 	room := task.lines
 	if task.turned() {
 		room = mostFewLines
+	}
+	task.keys = take(pieceKeys / width * tilePitch(task.depth, width))
+	switch {
+	case from.pairs:
+		task.takePairs(take)
+	case from.codes:
+		task.takeCodes(room, take)
+	default:
+		task.wide = take(keyBlock * task.ld)
 	}
 	blocks := 1
 	if task.few && t.wide() {
@@ -165,8 +203,11 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 func (t *lineTask) beginWithRest() {
 	for line := range t.lines {
 		query := t.queries[line*t.depth : (line+1)*t.depth]
-		if t.from.pairs {
+		switch {
+		case t.from.pairs:
 			query = t.wideQuery(query)
+		case t.from.codes:
+			query = t.floatQuery(line)
 		}
 		score := t.restScore(query)
 		t.state[4*line], t.state[4*line+1] = score*math.Log2E, 1
@@ -184,6 +225,10 @@ func (t *lineTask) span(row, pos, count int) (from, to int) {
 func (t *lineTask) block(pos, count int) {
 	if t.from.pairs {
 		t.blockOfPairs(pos, count)
+		return
+	}
+	if t.from.codes {
+		t.blockOfCodes(pos, count)
 		return
 	}
 	if t.few {
@@ -400,13 +445,17 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 		return
 	}
 	scores, state := &t.scores[first*keyBlock+low], &t.state[4*first]
-	if t.from.pairs {
-		softmaxPairs512(last-first, scores, 4*keyBlock, high-low, t.scale, state, 2*low)
+	switch n := high - low; {
+	case t.from.pairs:
+		softmaxPairs512(last-first, scores, 4*keyBlock, n, t.scale, state, 2*low)
 		t.clearAround(first, last, low, high)
-	} else if t.tier.wide() {
-		softmaxLines512(last-first, scores, 4*keyBlock, high-low, t.scale, state)
-	} else {
-		softmaxLines256(last-first, scores, 4*keyBlock, high-low, t.scale, state)
+	case t.from.codes:
+		softmaxCodes512(last-first, scores, 4*keyBlock, n, t.scale, state, 2*low, &t.code.valueScales[low])
+		t.clearAround(first, last, low, high)
+	case t.tier.wide():
+		softmaxLines512(last-first, scores, 4*keyBlock, n, t.scale, state)
+	default:
+		softmaxLines256(last-first, scores, 4*keyBlock, n, t.scale, state)
 	}
 	if t.from.brain && !t.from.pairs {
 		t.roundWeights(first, last, low, high)
@@ -763,7 +812,8 @@ func (t tier) attentionBF16(y, q Matrix[float32], k, v []uint16, scratch []float
 
 // attentionQ8 is Set.AttentionQ8.
 func (t tier) attentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
-	t.attention(t.keysWidth(a), y, q, scratch, a, source{k8: k, v8: v})
+	from := source{k8: k, v8: v, codes: t == avx512vnni && a.Dim%vecN == 0}
+	t.attention(t.keysWidth(a), y, q, scratch, a, from)
 }
 
 // keysWidth is the number of positions of a tile of keys for the lines of a call. Those of few lines, where there are

@@ -106,6 +106,10 @@ func otherTiles() (sets []*Set) {
 				tier.attention(width(a), y, q, scratch, a, source{k32: k, v32: v})
 			},
 			AttentionQ8: func(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
+				if set.PackRows != nil && a.Dim%vecN == 0 { // few lines have tiles, too
+					avx512vnni.attention(TileN, y, q, scratch, a, source{k8: k, v8: v, codes: true})
+					return
+				}
 				tier.attention(width(a), y, q, scratch, a, source{k8: k, v8: v})
 			},
 			AttentionBF16: func(y, q Matrix[float32], k, v []uint16, scratch []float32, a Attention) {

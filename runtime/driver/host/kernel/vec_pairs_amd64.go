@@ -130,19 +130,23 @@ func (t *lineTask) turnPairs(from, to int) {
 	}
 }
 
+// attending are the rows low..high-1 that attend to some of the TileN positions from pos on; those before middle attend
+// to no more than the first half of them.
+func (t *lineTask) attending(pos int) (low, middle, high int) {
+	low, high = max(0, pos-t.Pos), t.M
+	if t.Window > 0 {
+		high = min(high, pos+TileN-1+t.Window-t.Pos)
+	}
+	return low, min(high, max(low, pos+TileN/2-t.Pos)), high
+}
+
 // scorePairs is score.
 func (t *lineTask) scorePairs(pos, from, to int) {
 	for at := from; at < to; at += TileN {
-		// Rows from low on are at the first position or after it, and rows from high on have left the last; those before
-		// middle attend to no more than the first half of the tile.
-		low, high := max(0, pos+at-t.Pos), t.M
-		if t.Window > 0 {
-			high = min(high, pos+at+TileN-1+t.Window-t.Pos)
-		}
+		low, middle, high := t.attending(pos + at)
 		if low >= high {
 			continue
 		}
-		middle := min(high, max(low, pos+at+TileN/2-t.Pos))
 		for range (high - low) * t.Heads / t.tier.mostF32() {
 			t.askNeeded()
 		}

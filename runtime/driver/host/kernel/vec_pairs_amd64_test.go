@@ -44,30 +44,26 @@ func TestPairEncodings(t *testing.T) {
 	sameEncodings(t, texts, code)
 }
 
-// pairsSets are the sets that multiply pairs of bfloat16, without which the test is skipped.
-func pairsSets(t *testing.T) (sets []*Set) {
-	t.Helper()
+// What lies in a cache where no row attends counts nothing, NaN neither: before the first position of a window, at
+// either place of a pair, among the words of four positions, and behind the last position.
+func TestAttentionLeavesOutTheRest(t *testing.T) {
+	tested := false
 	for _, set := range vectorSets() {
 		if set.Name == pairSetName || set.Name == "amx" {
-			sets = append(sets, set)
+			leavesOutTheRest(t, set, "bf16")
+		}
+		if set.PackRows != nil {
+			leavesOutTheRest(t, set, "q8")
+			tested = true
 		}
 	}
-	if sets == nil {
-		t.Skip("this CPU lacks AVX512_BF16")
-	}
-	return sets
-}
-
-// What lies in a cache where no row attends counts nothing, NaN neither: before the first position of a window, at
-// either place of a pair, and behind the last position.
-func TestPairsLeaveOutTheRest(t *testing.T) {
-	for _, set := range pairsSets(t) {
-		leavesOutTheRest(t, set)
+	if !tested {
+		t.Skip("this CPU lacks AVX512_VNNI")
 	}
 }
 
 // leavesOutTheRest puts NaN where no row attends.
-func leavesOutTheRest(t *testing.T, set *Set) {
+func leavesOutTheRest(t *testing.T, set *Set, form string) {
 	t.Helper()
 	for number, shape := range []Attention{
 		{M: 1, Heads: 4, Dim: 64, Pos: 200, Window: 70},
@@ -79,42 +75,54 @@ func leavesOutTheRest(t *testing.T, set *Set) {
 		{M: 9, Heads: 8, Dim: 64, Pos: 255, Window: 30},
 		{M: 70, Heads: 1, Dim: 100, Pos: 256, Window: 31},
 		{M: 70, Heads: 1, Dim: 33, Pos: 257, Window: 129},
+		{M: 1, Heads: 4, Dim: 64, Pos: 700, Window: 600},
 		{M: 5, Heads: 3, Dim: 64, Pos: 0},
 		{M: 16, Heads: 2, Dim: 24, Pos: 128},
 	} {
 		rng := rand.New(rand.NewPCG(7, uint64(number)))
 		shape.Scale = 0.125
-		columns, context := shape.Heads*shape.Dim, shape.context()
+		columns, rows := shape.Heads*shape.Dim, shape.context()+2
 		q := normals(rng, shape.M*columns)
-		k, v := make([]uint16, (context+2)*shape.Dim), make([]uint16, (context+2)*shape.Dim)
+		k, v := make([]uint16, rows*shape.Dim), make([]uint16, rows*shape.Dim)
 		for i := range k {
 			k[i], v[i] = brainOf(float32(rng.NormFloat64())), brainOf(float32(rng.NormFloat64()))
 		}
+		k8, v8 := cachedQ8(normals(rng, len(k)), shape.Dim), cachedQ8(normals(rng, len(v)), shape.Dim)
 		call := func() []float32 {
 			y, scratch := make([]float32, shape.M*columns), make([]float32, AttentionScratch(shape.Heads, shape.Dim))
 			for i := range scratch {
 				scratch[i] = float32(math.NaN())
 			}
-			set.AttentionBF16(Rows(y, columns), Rows(q, columns), k, v, scratch, shape)
+			if form == "q8" {
+				set.AttentionQ8(Rows(y, columns), Rows(q, columns), k8, v8, scratch, shape)
+			} else {
+				set.AttentionBF16(Rows(y, columns), Rows(q, columns), k, v, scratch, shape)
+			}
 			return y
 		}
 
 		want := call()
-		for pos := range context + 2 {
-			if attended := pos >= shape.first(0) && pos < context; attended {
+		for pos := range rows {
+			if attended := pos >= shape.first(0) && pos < shape.context(); attended {
 				continue
 			}
 			for i := range shape.Dim {
 				const nan = 0x7fc0
 				k[pos*shape.Dim+i], v[pos*shape.Dim+i] = nan, nan
 			}
+			pitch := shape.Dim + cachedScale
+			for _, row := range [][]uint8{k8[pos*pitch : (pos+1)*pitch], v8[pos*pitch : (pos+1)*pitch]} {
+				for i := range row { // as a scale, NaN
+					row[i] = 0xff
+				}
+			}
 		}
 		got := call()
 
 		for i := range got {
 			if got[i] != want[i] {
-				t.Fatalf("%s, %v: element %d is %v with NaN where no row attends, %v without", set.Name, shape, i, got[i],
-					want[i])
+				t.Fatalf("%s over %s, %v: element %d is %v with NaN where no row attends, %v without", set.Name, form, shape,
+					i, got[i], want[i])
 			}
 		}
 	}

@@ -16,6 +16,13 @@
 #define LOAD1(at, p) ((p)[at])
 #endif
 
+// A query is rounded as keys are.
+#ifdef KV_Q8
+#define QUERY(x) CODE_Q8(x, step)
+#else
+#define QUERY(x) (x)
+#endif
+
 __kernel void attention(IN(x), OUT(y), __global const KV_TYPE *keys, long keys_at, __global const KV_TYPE *values,
 	long values_at, __global const int *notes, int places, int group, int context, long sequence, float scale, float cap,
 	int window, int parts, __global float *scratch, long scratch_at) {
@@ -33,12 +40,16 @@ __kernel void attention(IN(x), OUT(y), __global const KV_TYPE *keys, long keys_a
 
 	float4 query[DIM / 4 + 1], sum[DIM / 4 + 1];
 	float query1[3], sum1[3];
+#ifdef KV_Q8
+	float step = step_q8(x, DIM);
+	scale *= step;
+#endif
 	for (int i = 0; i < DIM / 4; i++) {
-		query[i] = vload4(i, x) * scale;
+		query[i] = QUERY(vload4(i, x)) * scale;
 		sum[i] = 0;
 	}
 	for (int i = 0; i < DIM % 4; i++) {
-		query1[i] = x[DIM / 4 * 4 + i] * scale;
+		query1[i] = QUERY(x[DIM / 4 * 4 + i]) * scale;
 		sum1[i] = 0;
 	}
 	float top = -INFINITY, total = 0;

@@ -92,17 +92,11 @@ __kernel void rope(IN(x), OUT(y), __global const float *table, __global const in
 #ifdef KV_Q8
 // store_q8 rounds a key or a value to a row of codes with their scale behind them, and reports whether it is finite.
 int store_q8(__global uchar *row, __global const float *x, int dim) {
-	float top = 0;
-	for (int j = 0; j < dim; j++) {
-		if (!(fabs(x[j]) <= FLT_MAX))
-			return 0;
-		top = fmax(top, fabs(x[j]));
-	}
-	float scale = top / 127.0f;
-	for (int j = 0; j < dim; j++) {
-		float code = scale == 0 ? 0 : clamp(rint(x[j] / scale), -127.0f, 127.0f);
-		row[j] = (uchar)(128 + (int)code);
-	}
+	float scale = step_q8(x, dim);
+	if (isnan(scale))
+		return 0;
+	for (int j = 0; j < dim; j++)
+		row[j] = (uchar)(128 + (int)CODE_Q8(x[j], scale));
 	vstore4(as_uchar4(scale), 0, row + dim);
 	return 1;
 }

@@ -13,6 +13,18 @@
 #define KV_TYPE uchar
 #define CACHED(dim) ((dim) + 4)
 #define CACHED_SCALE(row, dim) as_float(vload4(0, (row) + (dim)))
+// CODE_Q8 is the code of numbers, less 128, in a row of this step.
+#define CODE_Q8(x, step) ((step) == 0 ? (x) * 0 : clamp(rint((x) / (step)), -127.0f, 127.0f))
+// step_q8 is the step, or scale, of a row of numbers: NaN where one of them is not finite.
+float step_q8(__global const float *x, int dim) {
+	float top = 0;
+	for (int j = 0; j < dim; j++) {
+		if (!(fabs(x[j]) <= FLT_MAX))
+			return NAN;
+		top = fmax(top, fabs(x[j]));
+	}
+	return top / 127.0f;
+}
 #else
 #ifdef KV_F16
 #define KV_TYPE half

@@ -33,22 +33,25 @@ type wideForm struct {
 	load func(group int, keys sixteenRows)
 	// widen emits the vector of a number of a part, of each key, into the register that it returns
 	widen func(group, number int) reg.VecPhysical
-	// pairs tells that a number is a pair of bfloat16
-	pairs bool
+	// pairs tells that a number is a pair of bfloat16, codes that it is four codes
+	pairs, codes bool
 }
 
 // multiply adds to sum the products of numbers of keys and of queries.
 func (f wideForm) multiply(keys, queries, sum reg.VecPhysical) {
-	if f.pairs {
+	switch {
+	case f.pairs:
 		multiplyPairs(keys, queries, sum)
-	} else {
+	case f.codes:
+		VPDPBUSD(queries, keys, sum)
+	default:
 		VFMADD231PS(keys, queries, sum)
 	}
 }
 
 // multiple is what the numbers of a key are a multiple of.
 func (f wideForm) multiple() int {
-	if f.pairs {
+	if f.pairs || f.codes {
 		return f.numbers
 	}
 	return max(8, f.numbers)
@@ -56,8 +59,11 @@ func (f wideForm) multiple() int {
 
 // unit is what a number of the form is.
 func (f wideForm) unit() string {
-	if f.pairs {
+	switch {
+	case f.pairs:
 		return "pairs"
+	case f.codes:
+		return "words of four codes"
 	}
 	return "numbers"
 }
@@ -125,7 +131,7 @@ func wideForms(middle Mem) []wideForm {
 			if group == 0 {
 				VBROADCASTSS(middle, formVecs[2])
 			}
-			scalesQ8x16(group, keys, dim)
+			scalesQ8x16(group, keys, dim, 1)
 		},
 		load: loadQ8x16,
 		widen: func(group, number int) reg.VecPhysical {
@@ -224,11 +230,13 @@ func spreadBytes512() Mem {
 	return mem
 }
 
-// scalesQ8x16 keeps the scales of a group's keys in a register.
-func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
+// scalesQ8x16 keeps the scales of a group's keys, of dim numbers of bytes bytes, in a register.
+func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual, bytes int) {
 	scales, tmp := formVecs[group], z[0]
 	for half, ends := range []eightRows{keys.low, keys.high} {
-		ADDQ(dim, ends.base)
+		for range bytes {
+			ADDQ(dim, ends.base)
+		}
 		for four, to := range []reg.VecPhysical{z[0], z[1]} {
 			VMOVSS(ends.at(4*four), to.AsX())
 			for i := 1; i < 4; i++ {
@@ -236,7 +244,9 @@ func scalesQ8x16(group int, keys sixteenRows, dim reg.GPVirtual) {
 			}
 		}
 		VINSERTF128(U8(1), reg.X1, tmp.AsY(), z[2+half].AsY())
-		SUBQ(dim, ends.base)
+		for range bytes {
+			SUBQ(dim, ends.base)
+		}
 	}
 	VINSERTF64X4(U8(1), z[3].AsY(), z[2], scales)
 }
@@ -258,11 +268,16 @@ func loadQ8x16(group int, keys sixteenRows) {
 // scoresWide512 multiplies lines by keys as they are cached.
 func scoresWide512(form wideForm) {
 	name := "scoresWide" + form.name
-	function(name, "(rows int, s *float32, lds int, q *float32, k *"+form.typ+", ld int, dim int, groups int, "+
-		"next *byte, stride int)",
+	starts, doc := "", []string{
 		"computes s = q k for rows lines (1..8), or one more, q [dim][16], a column each, and 32*groups rows k of dim",
 		fmt.Sprintf("%s (a multiple of %d), as they are cached. It prefetches from next on,", form.unit(), form.multiple()),
-		fmt.Sprintf("stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.numbers, form.unit()))
+		fmt.Sprintf("stride bytes for each turn over %d %s of 8 keys. Strides are in bytes.", form.numbers, form.unit()),
+	}
+	if form.codes {
+		starts, doc = "starts *int32, ", append(doc, "starts is as in codeTile512.")
+	}
+	function(name, "(rows int, s *float32, lds int, q *float32, k *"+form.typ+", ld int, dim int, groups int, "+starts+
+		"next *byte, stride int)", doc...)
 	dispatchLines(func(m int) {
 		id := label(name, m)
 		out, keys := param("s"), newEightRows(param("k"), param("ld"))
@@ -298,7 +313,11 @@ func dispatchLines(body func(m int)) {
 func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next prefetcher, keys eightRows) {
 	const groups = 2
 	acc := func(line, group int) reg.VecPhysical { return z[16+groups*line+group] }
-	zero512(z[16 : 16+groups*m]...)
+	if form.codes {
+		startCodes(m, groups, param("starts"), acc)
+	} else {
+		zero512(z[16 : 16+groups*m]...)
+	}
 	var each []sixteenRows
 	eights := []eightRows{keys}
 	for i := 1; i < 2*groups; i++ {
@@ -354,6 +373,9 @@ func thirtyTwoKeys(form wideForm, id string, m int, out reg.GPVirtual, next pref
 		JNZ(LabelRef(id + "_turn"))
 	}
 	LEAQ(Mem{Base: eights[2*groups-1].base, Index: keys.ld7, Scale: 1, Disp: form.behind}, keys.base)
+	if form.codes {
+		scaleCodes(m, param("starts"), formVecs[:groups], z[0], acc)
+	}
 	line := GP64()
 	MOVQ(out, line)
 	alongRows(m, line, param("lds"), func(row int, at reg.GPVirtual) {
@@ -489,11 +511,21 @@ type softmax512 struct {
 	tops, sums, fades reg.Register    // masks of the numbers of state in four lines
 	top, sum          reg.VecPhysical // of a line by itself; top of four lines, too
 	row, left         reg.GPVirtual
-	pairs             bool // weights are rounded to bfloat16
-	weights           rows // of pairs: those of four lines
+	form              softmaxForm
+	weights           rows // those of four lines, where they do not replace scores
 	asks              bool // for what comes next
 	next              prefetcher
+	codes             softmaxCodes
 }
+
+// softmaxForm is what weights become.
+type softmaxForm int
+
+const (
+	weightFloats softmaxForm = iota
+	weightPairs              // bfloat16
+	weightCodes              // 16 bits, their high bytes apart from the low ones
+)
 
 // softmaxLines512 is softmaxLines256 with sixteen scores in a vector, whose two halves are added where that adds its
 // two vectors, so that results are the same bits.
@@ -501,21 +533,24 @@ func softmaxLines512() {
 	makeSoftmaxConstants()
 	signature := "(lines int, s *float32, lds int, n int, scale float32, state *float32"
 	function("softmaxLines512", signature+")", "is softmaxLines256.")
-	softmax512Passes(false, false)
+	softmax512Passes(weightFloats, false)
 	function("softmaxAsking512", signature+", next *byte, stride int)", "is softmaxLines512. "+softmaxAsks)
-	softmax512Passes(false, true)
+	softmax512Passes(weightFloats, true)
 }
 
 // softmaxAsks says what a softmax does that asks memory for what comes next. A step of decode would else leave memory
 // idle meanwhile.
 const softmaxAsks = "It prefetches from next on, stride bytes for each 16 scores."
 
-// softmax512Passes emits a softmax whose weights replace scores, or become pairs of bfloat16.
-func softmax512Passes(pairs, asks bool) {
+// softmax512Passes emits a softmax whose weights replace scores, or become numbers of 16 bits.
+func softmax512Passes(form softmaxForm, asks bool) {
 	s := softmax512{scale: z[31], top: z[30], sum: z[29], low: z[28], round: z[27], poly: z[21:27],
-		tops: reg.K2, sums: reg.K3, fades: reg.K4, pairs: pairs, asks: asks}
-	if s.constants(); pairs {
+		tops: reg.K2, sums: reg.K3, fades: reg.K4, form: form, asks: asks}
+	if s.constants(); form != weightFloats {
 		s.weights = newRows(4)
+	}
+	if form == weightCodes {
+		s.codes.begin()
 	}
 	if asks {
 		s.next = newOncePrefetcher()
@@ -559,7 +594,7 @@ func (s *softmax512) constants() {
 
 // power makes x two to the power of x, 0 where x is below low. The other registers are overwritten.
 func (s *softmax512) power(x, whole, rest, value reg.VecPhysical) {
-	if s.pairs { // what differs below low is no bfloat16 number but zero
+	if s.form != weightFloats { // what differs below low is zero in 16 bits
 		VREDUCEPS(U8(8), x, rest) // x less the nearest integer
 		VSUBPS(rest, x, whole)
 		s.polynomial(rest, value)
@@ -603,7 +638,15 @@ func (s *softmax512) topsOfFour(lines rows, stat reg.GPVirtual) {
 	VPERMILPS(U8(0), state, fade)
 	VMAXPS(fade, most, s.top)
 	VSUBPS(s.top, fade, fade)
+	if s.form == weightCodes {
+		s.codes.below(s.top, most)
+	}
 	s.power(fade, z[0], z[1], z[2])
+	if s.form == weightCodes {
+		VPERMILPS(U8(0xff), state, z[3])
+		s.grow(z[3])
+		VMOVAPS(z[3], s.codes.factors, state)
+	}
 	VMOVAPS(s.top, s.tops, state)
 	VMOVAPS(fade, s.fades, state)
 	VMOVUPS(state, Mem{Base: stat})
@@ -622,7 +665,15 @@ func (s *softmax512) topOfOne(line, stat reg.GPVirtual) {
 	VBROADCASTSS(Mem{Base: stat}, fade)
 	VMAXPS(fade, z[0], s.top)
 	VSUBPS(s.top, fade, fade)
+	if s.form == weightCodes {
+		s.codes.below(s.top, z[0])
+	}
 	s.power(fade, z[0], z[1], z[3])
+	if s.form == weightCodes {
+		VBROADCASTSS(Mem{Base: stat, Disp: 12}, z[3])
+		s.grow(z[3])
+		VMOVSS(z[3].AsX(), Mem{Base: stat, Disp: 12})
+	}
 	VMOVSS(s.top.AsX(), Mem{Base: stat})
 	VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
 }
@@ -635,27 +686,34 @@ func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
 	}
 	zero512(sum...)
 	Load(Param("n"), s.left)
-	if s.pairs {
+	if s.form != weightFloats {
 		s.weights.ld, s.weights.ld3 = lines.ld, lines.ld3
 		Load(Param("back"), s.weights.base[0])
 		NEGQ(s.weights.base[0])
 		ADDQ(lines.base[0], s.weights.base[0])
 	}
-	along("lines_exp", s.left, 64, lines.base, func() {
+	pointers := lines.base
+	if s.form == weightCodes {
+		pointers = append(s.codes.start(stat, 4), pointers...)
+	}
+	along("lines_exp", s.left, 64, pointers, func() {
 		for i := range 4 {
 			exp := z[4*(i%2)]
 			VMOVUPS(lines.at(i, 0), exp)
 			VFMSUB213PS(top[i], s.scale, exp)
 			s.power(exp, z[4*(i%2)+1], z[4*(i%2)+2], z[4*(i%2)+3])
-			if s.pairs {
+			switch s.form {
+			case weightPairs:
 				s.storePairs(exp, z[4*(i%2)+1], s.weights.at(i, 0))
-			} else {
+			case weightCodes:
+				s.codes.store(i, exp, z[4*(i%2)+1], s.weights.at(i, 0))
+			default:
 				VMOVUPS(exp, lines.at(i, 0))
 			}
 			VADDPS(exp, sum[i], sum[i])
 			s.ask()
 		}
-		if s.pairs {
+		if s.form != weightFloats {
 			s.weights.advance(32)
 		}
 	})
@@ -671,6 +729,11 @@ func (s *softmax512) powersOfFour(lines rows, stat reg.GPVirtual) {
 	VPERMILPS(U8(0xaa), state, fade)
 	VFMADD231PS(fade, before, all)
 	VMOVAPS(all, s.sums, state)
+	if s.form == weightCodes {
+		VBROADCASTSS(s.codes.one, z[4])
+		VDIVPS(state, z[4], z[4])
+		VMOVAPS(z[4], s.codes.factors, state)
+	}
 	VMOVUPS(state, Mem{Base: stat})
 }
 
@@ -694,21 +757,30 @@ func (s *softmax512) powersOfOne(line, stat reg.GPVirtual) {
 	MOVQ(line, s.row)
 	Load(Param("n"), s.left)
 	weights := GP64()
-	if s.pairs {
+	if s.form != weightFloats {
 		Load(Param("back"), weights)
 		NEGQ(weights)
 		ADDQ(line, weights)
 	}
-	along("line_exp", s.left, 64, []reg.GPVirtual{s.row}, func() {
+	pointers := []reg.GPVirtual{s.row}
+	if s.form == weightCodes {
+		pointers = append(pointers, s.codes.start(stat, 1)...)
+	}
+	along("line_exp", s.left, 64, pointers, func() {
 		exp := z[4]
 		VMOVUPS(Mem{Base: s.row}, exp)
 		VFMSUB213PS(s.top, s.scale, exp)
 		s.power(exp, z[5], z[6], z[7])
-		if s.pairs {
+		switch s.form {
+		case weightPairs:
 			s.storePairs(exp, z[5], Mem{Base: weights})
-			ADDQ(I8(32), weights)
-		} else {
+		case weightCodes:
+			s.codes.store(0, exp, z[5], Mem{Base: weights})
+		default:
 			VMOVUPS(exp, Mem{Base: s.row})
+		}
+		if s.form != weightFloats {
+			ADDQ(I8(32), weights)
 		}
 		VADDPS(exp, s.sum, s.sum)
 		s.ask()
@@ -716,6 +788,11 @@ func (s *softmax512) powersOfOne(line, stat reg.GPVirtual) {
 	VEXTRACTF64X4(U8(1), s.sum, y[1])
 	VADDPS(y[1], s.sum.AsY(), y[0])
 	sumToState(y[0], stat)
+	if s.form == weightCodes {
+		VMOVSS(s.codes.one, reg.X4)
+		VDIVSS(Mem{Base: stat, Disp: 12}, reg.X4, reg.X4)
+		VMOVSS(reg.X4, Mem{Base: stat, Disp: 12})
+	}
 }
 
 // inFours emits a loop over four lines at a time, so that one is computed while another one is waited for, and what is

@@ -25,7 +25,7 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; packed and streams, with that of avx512; "+
+		"instruction set: avx2, avxvnni, avx512, avx512bf16, amx, neon or i8mm; packed, streams and codes, with that of avx512; "+
 			"attention, with that of avx2; tiled, beside amx; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
@@ -40,6 +40,8 @@ func main() {
 		avxvnni()
 	case "attention":
 		attentionTiles256()
+	case "codes":
+		codes512()
 	case "packed":
 		packed512()
 	case "streams":

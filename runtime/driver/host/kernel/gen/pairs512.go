@@ -294,7 +294,7 @@ func softmaxPairs512() {
 	signature := "(lines int, s *float32, lds int, n int, scale float32, state *float32, back int"
 	function("softmaxPairs512", signature+")",
 		"is softmaxLines256, but stores the weights as n/2 pairs of bfloat16, back bytes before the scores of a line.")
-	softmax512Passes(true, false)
+	softmax512Passes(weightPairs, false)
 	function("softmaxPairsAsking512", signature+", next *byte, stride int)", "is softmaxPairs512. "+softmaxAsks)
-	softmax512Passes(true, true)
+	softmax512Passes(weightPairs, true)
 }
