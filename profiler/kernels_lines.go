@@ -204,7 +204,8 @@ func (s *kernelSet) addGEMV(ctx context.Context, operator op.Op, bytes int64, wh
 }
 
 // headShapes are heads of attention of small models: eight, seven, four and one query heads per key head, with and
-// without multiples of 32 columns. The first is measured over every type of cache, the others over 16-bit caches.
+// without multiples of 32 columns. The first is measured over every type of cache, the others over narrower ones than
+// float32.
 var headShapes = []headShape{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
 
 // headShape is a number of query heads, of heads of keys and values, and of columns of each.
@@ -216,14 +217,10 @@ const longPrompt = 4
 
 // addAttention adds attention of a prompt, of the end of a longer one, and of a decode step.
 func (s *kernelSet) addAttention(ctx context.Context) error {
-	usual := []op.Type{op.F16, op.BF16}
-	if !slices.Contains(s.one.caps.KV, op.F16) {
-		usual = s.one.caps.KV[:1]
-	}
 	rows := s.size.rows[len(s.size.rows)/2]
 	for number, shape := range headShapes {
 		for _, cached := range s.one.caps.KV {
-			if number > 0 && !slices.Contains(usual, cached) {
+			if number > 0 && cached == op.F32 && len(s.one.caps.KV) > 1 {
 				continue
 			}
 			operator := s.decodeStep(shape, cached)

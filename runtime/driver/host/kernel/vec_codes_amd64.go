@@ -19,10 +19,10 @@ import (
 const (
 	mostWeight = 1<<16 - 1
 	leastScale = 0x1p-90 // of the values of a block: with smaller ones, factors would overflow
-)
 
-// quad is the number of codes in a word.
-const quad = 4
+	quad      = 4       // codes of a word
+	mostCodes = 1 << 10 // columns of a head: sums of its codes have room among the scores
+)
 
 // codeTask is what a task of codes has besides.
 type codeTask struct {

@@ -812,7 +812,7 @@ func (t tier) attentionBF16(y, q Matrix[float32], k, v []uint16, scratch []float
 
 // attentionQ8 is Set.AttentionQ8.
 func (t tier) attentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
-	from := source{k8: k, v8: v, codes: t == avx512vnni && a.Dim%vecN == 0}
+	from := source{k8: k, v8: v, codes: t == avx512vnni && a.Dim%vecN == 0 && a.Dim <= mostCodes}
 	t.attention(t.keysWidth(a), y, q, scratch, a, from)
 }
 
