@@ -47,12 +47,26 @@ func Summarise(samples []float64) (Summary, error) {
 		P90: quantile(sorted, 0.9),
 	}
 	out.MAD = mad(sorted, out.Median)
-	quarter := len(sorted) / 4
-	out.Midmean = Mean(sorted[quarter : len(sorted)-quarter])
+	out.Midmean = midmean(sorted)
 	var i int
 	i, out.Coverage = interval(len(sorted))
 	out.Low, out.High = sorted[i], sorted[len(sorted)-1-i]
 	return out, nil
+}
+
+// midmean returns the mean of the middle half of sorted values. Those at its ends count in part where the number of
+// values is no multiple of four, so that one far from others hardly counts among three.
+func midmean(sorted []float64) float64 {
+	if len(sorted) == 1 {
+		return sorted[0]
+	}
+	quarter := float64(len(sorted)) / 4
+	first, last := int(quarter), len(sorted)-1-int(quarter)
+	sum := (1 + math.Floor(quarter) - quarter) * (sorted[first] + sorted[last])
+	for _, value := range sorted[first+1 : last] {
+		sum += value
+	}
+	return sum / (2 * quarter)
 }
 
 // Relative returns the interval's larger side over the median: 0.02 means "within 2 %".

@@ -32,6 +32,25 @@ func TestSummarise(t *testing.T) {
 	}
 }
 
+// The mean of the middle half, by hand.
+func TestMidmean(t *testing.T) {
+	for _, c := range []struct {
+		samples []float64
+		want    float64
+	}{
+		{[]float64{7}, 7},
+		{[]float64{1, 3}, 2},
+		{[]float64{9, 1, 2}, 3},        // (1/4 + 2 + 9/4) / 1.5
+		{[]float64{1, 2, 4, 100}, 3},   // both in the middle
+		{[]float64{0, 1, 5, 9, 50}, 5}, // (3/4 + 5 + 27/4) / 2.5
+	} {
+		s, err := Summarise(c.samples)
+		if err != nil || !near(s.Midmean, c.want, 1e-12) {
+			t.Errorf("%v: got %g, %v, want %g", c.samples, s.Midmean, err, c.want)
+		}
+	}
+}
+
 // TestIntervalTable compares with the published table of order-statistic intervals of the median.
 func TestIntervalTable(t *testing.T) {
 	for n, rank := range map[int]int{6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 50: 18, 100: 40} {
