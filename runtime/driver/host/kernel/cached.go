@@ -3,6 +3,8 @@ package kernel
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/hetc/hetc/internal/mem"
 )
 
 // A row of an 8-bit cache (op.Q8) is the codes of QuantRows for its dim numbers and then their scale, a float32 in
@@ -34,24 +36,16 @@ func ScaleQ8(row []uint8, dim int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(row[dim : dim+cachedScale]))
 }
 
-// roundQ8 rounds a number of rows of dim numbers each as an 8-bit cache does. A row that has no such form, because a
-// number is not finite, becomes NaN.
-func roundQ8(x []float32, dim int) {
+// roundQ8 rounds rows of dim numbers as an 8-bit cache does, with room for the codes of one. A row that has no such form,
+// because a number is not finite, becomes NaN.
+func roundQ8(x []float32, dim int, codes []uint8) {
+	var scale [1]float32
 	for ; len(x) > 0; x = x[dim:] {
-		row, top := x[:dim], float32(0)
-		for _, value := range row {
-			top = max(top, value, -value)
+		if quantRows(Quantised{Codes: Rows(codes, dim), Scale: scale[:]}, Rows(x, dim), 1, dim) >= 0 {
+			scale[0] = float32(math.NaN())
 		}
-		scale := top / 127
-		for i, value := range row {
-			switch {
-			case !(top <= math.MaxFloat32):
-				row[i] = float32(math.NaN())
-			case scale == 0:
-				row[i] = 0
-			default:
-				row[i] = scale * float32(math.RoundToEven(float64(min(127, max(-127, value/scale)))))
-			}
+		for i, code := range codes[:dim] {
+			x[i] = scale[0] * float32(int32(code)-128)
 		}
 	}
 }
@@ -64,7 +58,7 @@ func attentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, s Attent
 	for row := 0; row < s.M; row += attentionRows {
 		for i := range min(attentionRows, s.M-row) {
 			copy(queries.row(i, columns), q.row(row+i, columns))
-			roundQ8(queries.row(i, columns), dim)
+			roundQ8(queries.row(i, columns), dim, mem.Bytes(wide))
 		}
 		state := newAttention(y.From(row, 0), queries, scratch, s, row)
 		for pos := state.start(); pos < state.context(); pos += keyBlock {

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -393,10 +394,10 @@ func refAttentionBF16(y, q Matrix[float32], k, v []uint16, a Attention) {
 
 // refAttentionQ8 rounds the queries of one row after the other.
 func refAttentionQ8(y, q Matrix[float32], k, v []uint8, scratch []float32, a Attention) {
-	queries := scratch[:a.Heads*a.Dim]
+	queries, codes := scratch[:a.Heads*a.Dim], mem.Bytes(scratch[a.Heads*a.Dim:])
 	for row := range a.M {
 		copy(queries, q.row(row, len(queries)))
-		roundQ8(queries, a.Dim)
+		roundQ8(queries, a.Dim, codes)
 		one := a
 		one.M, one.Pos = 1, a.Pos+row
 		refAttention(y.From(row, 0), Rows(queries, len(queries)), func(i int) float64 { return refQ8(k, a.Dim, i) },

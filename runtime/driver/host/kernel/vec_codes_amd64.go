@@ -28,14 +28,14 @@ const (
 type codeTask struct {
 	starts                 []int32   // of lines, [2]: see codeTile512
 	columns                []float32 // queries as columns, of few lines
+	padded                 []uint8   // rows of the cache with others or zeros behind them
 	keyScales, valueScales []float32 // of a block
 }
 
 // takeCodes takes what a task of codes needs of scratch.
 func (t *lineTask) takeCodes(room int, take func(int) []float32) {
 	t.wide = take(keyBlock / quad * paddedDim(t.Dim))
-	t.padded8 = mem.Bytes(take(vecN * (t.Dim + cachedScale) / 4))
-	t.code = codeTask{starts: asIntegers(take(2 * room)), columns: take(tileKeys * t.depth), keyScales: take(keyBlock),
+	t.code = codeTask{padded: mem.Bytes(take(vecN * (t.Dim + cachedScale) / 4)), starts: asIntegers(take(2 * room)), columns: take(tileKeys * t.depth), keyScales: take(keyBlock),
 		valueScales: take(keyBlock)}
 }
 
@@ -159,8 +159,8 @@ func (t *lineTask) turnCodes(from, to int) {
 	for pos := from; pos < to; pos += vecN {
 		rows := t.from.k8[pos*pitch:]
 		if to-pos < vecN {
-			copy(t.padded8, rows[:(to-pos)*pitch])
-			rows = t.padded8
+			copy(t.code.padded, rows[:(to-pos)*pitch])
+			rows = t.code.padded
 		}
 		index := pos - from
 		tile := t.keys[index/TileN*tilePitch(t.depth, TileN):][index%TileN:]
@@ -198,7 +198,7 @@ func (t *lineTask) quadValues(pos, count int) {
 		t.quadRows(t.from.v8[pos*pitch:(pos+quad*whole)*pitch], 0, whole)
 	}
 	if rest := count % quad; rest > 0 {
-		rows := t.padded8[:quad*pitch]
+		rows := t.code.padded[:quad*pitch]
 		clear(rows[copy(rows, t.from.v8[(pos+count-rest)*pitch:(pos+count)*pitch]):])
 		t.quadRows(rows, whole, 1)
 	}

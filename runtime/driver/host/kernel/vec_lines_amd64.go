@@ -54,7 +54,6 @@ type lineTask struct {
 	queries, scores, sums, state []float32 // of lines: [depth], [keyBlock], [ld], [4] as of softmaxLines256
 	keys, wide                   []float32 // keys of a piece, in tiles, and values
 	padded                       []uint16  // of pairs, rows of the cache with zeros behind them
-	padded8                      []uint8   // the same of codes
 	code                         codeTask
 	scale, capScale, limit       float32
 	from                         source
