@@ -723,6 +723,7 @@ func attention(e *evaluation) {
 			begin := e.cache.row(driver.Place{Sequence: end.Sequence}, kvHead)
 			query := (kvHead*(group+2) + head%group) * e.HeadDim
 			shares, steep := e.shares(row, query, begin, end.Pos+1)
+			relative, absolute := e.roundedShares(begin, shares)
 			for i := range e.HeadDim {
 				sum, size := 0.0, 0.0
 				for pos, share := range shares {
@@ -730,27 +731,28 @@ func attention(e *evaluation) {
 					sum, size = sum+term, size+math.Abs(term)
 				}
 				e.out[0].set(row, head*e.HeadDim+i, sum, e.cached(size)*steep)
-				e.out[0].doubt[row*e.out[0].value.Cols+head*e.HeadDim+i] = e.roundedShares(size, begin, shares)
+				e.out[0].doubt[row*e.out[0].value.Cols+head*e.HeadDim+i] = relative*size + absolute
 			}
 		}
 	}
 }
 
-// roundedShares returns how far a sum of values may be off, whose weighted terms have this magnitude, because of how
-// weights are rounded: to the cache's type where that is bf16, and what they are relative to is not defined; times the
-// scale of a value, where it has 8 bits, to 1/65535 of the largest weight and the largest scale in a block.
-func (e *evaluation) roundedShares(size float64, begin int, shares []float64) float64 {
+// roundedShares returns how far a sum of weighted values may be off because of how weights are rounded: relative to the
+// magnitude of its terms where the cache is bf16, since weights are rounded to that and what they are relative to is not
+// defined; by a number where it has 8 bits, since a weight times the scale of its value may be rounded to 1/65535 of the
+// largest weight and the largest scale in a block.
+func (e *evaluation) roundedShares(begin int, shares []float64) (relative, absolute float64) {
 	switch e.KV {
 	case op.BF16:
-		return size / (1 << 8)
+		return 1.0 / (1 << 8), 0
 	case op.Q8:
 		largest := 0.0 // value: 127 times the largest scale, or more
 		for _, value := range e.cache.v[begin*e.HeadDim : (begin+len(shares))*e.HeadDim] {
 			largest = math.Max(largest, math.Abs(value))
 		}
-		return float64(len(shares)) * slices.Max(shares) * largest / 65535 / 2
+		return 0, float64(len(shares)) * slices.Max(shares) * largest / 65535 / 2
 	}
-	return 0
+	return 0, 0
 }
 
 // query returns a query as attention multiplies it: rounded as a key is where the cache has 16 bits of bfloat16 or 8.

@@ -194,13 +194,14 @@ func sparseAttention(e *evaluation) {
 				if unseen := span.Block - span.Inner - len(seen); e.Rest && unseen > 0 {
 					own, rest = e.withRest(row, query, begin, unseen, &span, shares)
 				}
+				relative, absolute := e.roundedShares(begin, shares)
 				for i := range e.HeadDim {
 					sum, size := 0.0, 0.0
 					for pos, share := range shares {
 						term := own * share * e.cache.v[(begin+pos)*e.HeadDim+i]
 						sum, size = sum+term, size+math.Abs(term)
 					}
-					out, doubt := head*e.HeadDim+i, e.roundedShares(size, begin, shares)
+					out, doubt := head*e.HeadDim+i, relative*size+absolute
 					if rest != nil { // means are rounded before they are multiplied
 						sum, size = sum+(1-own)*rest.v[i], size+(1-own)*rest.size[i]
 						doubt += 1e-6 * steep * (1 - own) * size
