@@ -123,8 +123,8 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 	return list, nil
 }
 
-// schemesQuality applies the schemes that a plan for another model has in each phase to model m,
-// operator by operator, and measures them there.
+// schemesQuality applies the schemes that a plan for another model has in each phase, operator by operator, and its type
+// of cache to model m, and measures them there.
 func (b *enginesBench) schemesQuality(
 	ctx context.Context, dir string, m *models.Model, path string, made *enginesPlan,
 ) ([]engines.Quality, error) {
@@ -173,14 +173,14 @@ func (b *enginesBench) schemesQuality(
 	return list, nil
 }
 
-// phasePlan returns a plan for the model at path with the schemes that another plan has in a phase, packed with a
-// calibration (nil: none).
+// phasePlan returns a plan for the model at path with the schemes that another plan has in a phase and its type of
+// cache, packed with a calibration (nil: none).
 func phasePlan(
 	on *trial.Model, path string, from *planir.Plan, cal *calibration.Calibration, phase string,
 ) (*planir.Plan, error) {
 	var missing []string
 	tied := true
-	plan, err := on.Plan(engines.Window, func(node string) op.Scheme {
+	plan, err := on.CachedPlan(engines.Window, from.KV, func(node string) op.Scheme {
 		scheme, ok := schemeIn(from, node, phase)
 		if !ok {
 			missing = append(missing, node)

@@ -400,7 +400,7 @@ func (c *calibrating) compare(
 func (c *calibrating) caches(ctx context.Context) error {
 	for _, cache := range lossyCaches {
 		what := "cache with " + string(cache)
-		plan, err := c.planned(c.size, cache, Float32, nil, nil)
+		plan, err := c.CachedPlan(c.size, cache, Float32, nil)
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}

@@ -90,6 +90,13 @@ func (m *Model) Plan(
 	return m.planned(window, op.F32, schemeOf, cal, nil)
 }
 
+// CachedPlan is Plan with a type of cache, which Plan has in float32.
+func (m *Model) CachedPlan(
+	window int, cache op.Type, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
+) (*planir.Plan, error) {
+	return m.planned(window, cache, schemeOf, cal, nil)
+}
+
 // PrunedPlan is Plan with shadow outliers in some layers only.
 func (m *Model) PrunedPlan(
 	window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration, shadows []planir.Shadow,
