@@ -172,16 +172,33 @@ func (t tier) mostF32() int {
 // prefetchBytes is how far ahead of its use a weight is asked for. The hardware prefetcher stops at page ends.
 const prefetchBytes = 4096
 
-// fetch returns the arguments ahead and stride, in bytes, of call number call of calls over one
-// tile, whose kernel prefetches in steps steps. With several calls each prefetches its part of the
-// next tile, so that memory works while the core multiplies. A single call, and the calls of the
-// last tile, prefetch a little ahead of themselves.
-func fetch(tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
-	if calls == 1 || last {
-		return prefetchBytes, (tileBytes + steps - 1) / steps
+// request is what a call of a kernel prefetches: from ahead on, in bytes from its weights, and stride bytes on from one
+// turn to the next. A kernel whose gap is not 0 prefetches in sidePlaces places at once, that many bytes apart.
+type request struct{ ahead, stride, gap int }
+
+// sidePlaces is the constant of the same name in gen.
+const sidePlaces = 4
+
+// turns is how often a kernel prefetches in a tile: in order, and side by side, which is 0 where it cannot.
+type turns struct{ inOrder, sideBySide int }
+
+// fetch returns what call number call of calls prefetches. The calls multiply the same bytes of a tile, behind which
+// the rest of it follows, and then, unless this is the last one, another tile. With several calls each prefetches its
+// part of the next tile, so that memory works while the core multiplies. On a CPU that reads several places side by
+// side faster a single call prefetches the next tile, too. Otherwise a single call, and the calls of the last tile,
+// prefetch a little ahead of themselves.
+func fetch(bytes, rest int, every turns, call, calls int, last bool) request {
+	side := sideBySide && every.sideBySide > 0
+	if last || calls == 1 && !side {
+		return request{ahead: prefetchBytes, stride: (bytes + every.inOrder - 1) / every.inOrder}
 	}
-	part := (tileBytes + calls - 1) / calls
-	return tileBytes + call*part, (part + steps - 1) / steps
+	part := (bytes + calls - 1) / calls
+	ahead := bytes + rest + call*part
+	if !side {
+		return request{ahead: ahead, stride: (part + every.inOrder - 1) / every.inOrder}
+	}
+	gap := (part + sidePlaces - 1) / sidePlaces
+	return request{ahead, (gap + every.sideBySide - 1) / every.sideBySide, gap}
 }
 
 // fastRows is the number of rows up to which products with 8-bit and 6-bit weights take so few instructions that a core
@@ -195,20 +212,24 @@ var zen4 = cpuid.CPU.IsVendor(cpuid.AMD) && cpuid.CPU.Family == 25 && cpu.X86.Ha
 
 // fetchFew is fetch for kernels of 8-bit and 6-bit weights. With few rows on Zen 4 they ask for the same lines all the
 // time, which costs nothing.
-func fetchFew(rows, tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
+func fetchFew(rows, tileBytes int, every turns, call, calls int, last bool) request {
 	if zen4 && rows <= fastRows && calls == 1 {
-		return 0, 0
+		return request{}
 	}
-	return fetch(tileBytes, steps, call, calls, last)
+	return fetch(tileBytes, 0, every, call, calls, last)
 }
 
-// fetches is how often a kernel of steps steps prefetches: with many rows the widest kernels do so
-// every other step.
-func (t tier) fetches(steps, rows int) int {
-	if rows >= manyRows && t.wide() {
-		return (steps + 1) / 2
+// turns is how often a kernel of steps steps over two lines prefetches: every other step side by side or, the widest
+// kernels with many rows, in order.
+func (t tier) turns(steps, rows int) turns {
+	half := (steps + 1) / 2
+	switch {
+	case !t.wide():
+		return turns{steps, 0}
+	case rows >= manyRows:
+		return turns{half, half}
 	}
-	return steps
+	return turns{steps, half}
 }
 
 // manyRows is the constant of the same name in gen.
@@ -269,16 +290,12 @@ func (t tier) passF32(y, x Matrix[float32], w []float32, m, k, n int, part part)
 					copy(out[i*TileN:], y.row(row+i, n)[j:])
 				}
 			}
-			ahead, stride := fetch(4*count*TileN, t.fetches(count, rows), call, calls, j+TileN >= n)
-			// the next tile's part begins after the rest of this tile
-			if calls > 1 {
-				ahead += 4 * (k - count) * TileN
-			}
+			ask := fetch(4*count*TileN, 4*(k-count)*TileN, t.turns(count, rows), call, calls, (j+TileN)*k >= len(w))
 			from, weights := x.at(row, part.from), &w[j*k+part.from*TileN]
 			if t.wide() {
-				f32Rows512(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ahead, stride, more)
+				f32Rows512(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ask.ahead, ask.stride, ask.gap, more)
 			} else {
-				f32Rows256(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ahead, stride, more)
+				f32Rows256(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ask.ahead, ask.stride, more)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
@@ -308,11 +325,11 @@ func (t tier) matMulBF16(y, x Matrix[float32], w []uint16, m, k, n int) {
 		for row, call := 0, 0; row < m; call++ {
 			rows := share(m-row, most)
 			dst, ld := output(y, row, j, cols, out[:])
-			ahead, stride := fetch(2*k*TileN, k, call, calls, j+TileN >= n)
+			ask := fetch(2*k*TileN, 0, turns{inOrder: k}, call, calls, (j+TileN)*k >= len(w))
 			if t.wide() {
-				bf16Rows512(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w[j*k], ahead, stride)
+				bf16Rows512(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w[j*k], ask.ahead, ask.stride)
 			} else {
-				bf16Rows256(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w[j*k], ahead, stride)
+				bf16Rows256(rows, dst, 4*ld, x.at(row, 0), 4*x.Stride, k, &w[j*k], ask.ahead, ask.stride)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
@@ -373,15 +390,15 @@ func (t tier) passQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 				}
 			}
 			dst, ld := output(y, row, j, cols, out[:])
-			ahead, stride := fetchFew(rows, bytes, t.fetches((k+3)/4, rows), call, calls, j+TileN >= n)
+			ask := fetchFew(rows, bytes, t.turns((k+3)/4, rows), call, calls, (j/TileN+1)*bytes >= len(w))
 			from, scale := codes.at(row, 0), &x.Scale[row]
 			switch t {
 			case avx512vnni:
-				q8cRows512(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ahead, stride, scale)
+				q8cRows512(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, ask.gap, scale)
 			case avxvnni:
-				q8cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ahead, stride, scale)
+				q8cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, scale)
 			default:
-				q8cRows256(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ahead, stride, scale)
+				q8cRows256(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, scale)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
@@ -413,6 +430,10 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	}
 	var out [maxRows * TileN]float32
 	var input sixInput
+	every := turns{inOrder: groups}
+	if t == avx512vnni {
+		every.sideBySide = groups
+	}
 	calls := (m + most - 1) / most
 	for row, call := 0, 0; row < m; call++ {
 		rows := share(m-row, most)
@@ -422,14 +443,14 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 			cols := min(TileN, n-j)
 			tile := &w[j/TileN*bytes]
 			dst, ld := output(y, row, j, cols, out[:])
-			ahead, stride := fetchFew(rows, bytes, groups, call, calls, j+TileN >= n)
+			ask := fetchFew(rows, bytes, every, call, calls, (j/TileN+1)*bytes >= len(w))
 			switch t {
 			case avx512vnni:
-				q6cRows512(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, start)
+				q6cRows512(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, ask.gap, scale, start)
 			case avxvnni:
-				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, start)
+				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, scale, start)
 			default:
-				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ahead, stride, scale, start)
+				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, scale, start)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
@@ -490,6 +511,10 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 	if t == avx512vnni {
 		most = mostQ4x512
 	}
+	every := turns{inOrder: (block/4 + 1) * blocks}
+	if t == avx512vnni {
+		every.sideBySide = (block/4/sidePlaces + 1) * blocks
+	}
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
@@ -502,10 +527,10 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 				}
 			}
 			dst, ld := output(y, line, j, cols, out[:])
-			ahead, stride := fetch(bytes, (block/4+1)*blocks, call, calls, j+TileN >= n)
+			ask := fetch(bytes, 0, every, call, calls, (j/TileN+1)*bytes >= len(w))
 			t.callQ4(block, q4Call{
 				rows: rows, blocks: full, y: dst, ldy: 4 * ld,
-				x: codes.at(line, 0), ldx: codes.Stride, tail: tail, w: tile, ahead: ahead, stride: stride,
+				x: codes.at(line, 0), ldx: codes.Stride, tail: tail, w: tile, request: ask,
 				scale: &x.Scale[line], sums: sums.at(line, 0), ldsums: 4 * sums.Stride,
 			})
 			if cols < TileN {
@@ -519,24 +544,24 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 // q4Call are the arguments of a kernel that multiplies rows with a tile of 4-bit weights. Distances are in bytes. A kernel
 // has those that it needs.
 type q4Call struct {
-	rows, blocks  int
-	y             *float32
-	x, tail, w    *uint8
-	panel         *uint8 // unpacked blocks, of kernels of panels
-	scale         *float32
-	sums          *int32 // of activations, which kernels of 512 bits do not need
-	ldy, ldx      int
-	ldsums        int
-	ahead, stride int // of prefetches
+	rows, blocks int
+	y            *float32
+	x, tail, w   *uint8
+	panel        *uint8 // unpacked blocks, of kernels of panels
+	scale        *float32
+	sums         *int32 // of activations, which kernels of 512 bits do not need
+	ldy, ldx     int
+	ldsums       int
+	request      // of prefetches
 }
 
 // callQ4 calls the kernel for a tier and a length of blocks.
 func (t tier) callQ4(block int, c q4Call) {
 	switch long := block != BlockK; {
 	case t == avx512vnni && long:
-		q4x128Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale)
+		q4x128Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap, c.scale)
 	case t == avx512vnni:
-		q4Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale)
+		q4Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap, c.scale)
 	case t == avxvnni && long:
 		q4x128RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
 	case t == avxvnni:
@@ -621,7 +646,7 @@ func (p *panelProduct) add(j, at, index, count int, last bool) {
 	calls := (p.m + mostPanel - 1) / mostPanel
 	for row, call := 0, 0; row < p.m; call++ {
 		rows := share(p.m-row, mostPanel)
-		ahead, stride := fetch(bytes, p.block/4*count, call, calls, at+bytes == len(p.w))
+		ask := fetch(bytes, 0, turns{inOrder: p.block / 4 * count}, call, calls, at+bytes == len(p.w))
 		var scale, wholeScale *float32
 		if last {
 			scale = &p.x.Scale[row]
@@ -633,7 +658,7 @@ func (p *panelProduct) add(j, at, index, count int, last bool) {
 		if whole > 0 {
 			p.call(q4Call{
 				rows: rows, blocks: whole, y: out, ldy: 4 * p.y.Stride, x: codes.at(row, index*p.block), ldx: codes.Stride,
-				panel: &p.panel[0], w: &p.w[at], ahead: ahead, stride: stride, scale: wholeScale,
+				panel: &p.panel[0], w: &p.w[at], request: ask, scale: wholeScale,
 			})
 		}
 		if whole < count {

@@ -8,26 +8,26 @@ package kernel
 // activations; tail is nil or [rows][4] more of them. Strides are in bytes.
 //
 //go:noescape
-func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 
 // q6cRows512 computes rows (1..8) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's
 // activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin
 // at. Strides are in bytes.
 //
 //go:noescape
-func q6cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+func q6cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, start *int32)
 
 // q4Rows512 computes rows (1..6) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's
 // activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.
 //
 //go:noescape
-func q4Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q4Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 
 // q4x128Rows512 computes rows (1..6) rows of one q4b128 tile into y [rows][32]. x holds 128*blocks of each row's
 // activations; tail is nil or [rows][128] more of them, padded with 128. Strides are in bytes.
 //
 //go:noescape
-func q4x128Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q4x128Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 
 // q4Unpack512 unpacks blocks of a q4b32 tile for the kernel of panels, 1280 bytes each.
 //
@@ -55,7 +55,7 @@ func q4x128Panel512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int
 // Strides are in bytes.
 //
 //go:noescape
-func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
+func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, gap int, more int)
 
 // bf16Rows512 computes rows (1..12) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.
 //

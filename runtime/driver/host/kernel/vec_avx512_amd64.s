@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+// func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 // Requires: AVX, AVX512F, AVX512VNNI, MMX+
-TEXT ·q8cRows512(SB), NOSPLIT, $0-88
+TEXT ·q8cRows512(SB), NOSPLIT, $0-96
 	MOVQ       rows+0(FP), AX
 	CMPQ       AX, $+1
 	JEQ        rows01
@@ -38,6 +38,8 @@ TEXT ·q8cRows512(SB), NOSPLIT, $0-88
 	MOVQ       ahead+64(FP), R10
 	MOVQ       stride+72(FP), R11
 	ADDQ       R9, R10
+	MOVQ       gap+80(FP), R12
+	LEAQ       (R12)(R12*2), R13
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -108,13 +110,25 @@ q8c12_start:
 	JLT  q8c12_few
 
 q8c12_many:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c12_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c12_fetched00
+
+q8c12_ordered00:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c12_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -191,11 +205,23 @@ q8c12_many:
 	VPDPBUSD     Z31, Z29, Z23
 	VMOVDQU64    256(R9), Z30
 	VMOVDQU64    320(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
+	TESTQ        R12, R12
+	JZ           q8c12_ordered01
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
+	JMP          q8c12_fetched01
+
+q8c12_ordered01:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c12_fetched01:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -282,13 +308,25 @@ q8c12_few:
 	JZ   q8c12_done
 
 q8c12_one:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c12_ordered02
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c12_fetched02
+
+q8c12_ordered02:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c12_fetched02:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -348,7 +386,7 @@ q8c12_sum:
 	VPSLLD       $+7, 192(R9), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -504,6 +542,8 @@ rows11:
 	MOVQ       ahead+64(FP), R10
 	MOVQ       stride+72(FP), R11
 	ADDQ       R9, R10
+	MOVQ       gap+80(FP), R12
+	LEAQ       (R12)(R12*2), R13
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -569,13 +609,25 @@ q8c11_start:
 	JLT  q8c11_few
 
 q8c11_many:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c11_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c11_fetched00
+
+q8c11_ordered00:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c11_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -646,11 +698,23 @@ q8c11_many:
 	VPDPBUSD     Z31, Z28, Z21
 	VMOVDQU64    256(R9), Z30
 	VMOVDQU64    320(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
+	TESTQ        R12, R12
+	JZ           q8c11_ordered01
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
+	JMP          q8c11_fetched01
+
+q8c11_ordered01:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c11_fetched01:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -731,13 +795,25 @@ q8c11_few:
 	JZ   q8c11_done
 
 q8c11_one:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c11_ordered02
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c11_fetched02
+
+q8c11_ordered02:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c11_fetched02:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -794,7 +870,7 @@ q8c11_sum:
 	VPSLLD       $+7, 192(R9), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -938,6 +1014,8 @@ rows10:
 	MOVQ       ahead+64(FP), R10
 	MOVQ       stride+72(FP), R11
 	ADDQ       R9, R10
+	MOVQ       gap+80(FP), R12
+	LEAQ       (R12)(R12*2), R13
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -998,13 +1076,25 @@ q8c10_start:
 	JLT  q8c10_few
 
 q8c10_many:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c10_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c10_fetched00
+
+q8c10_ordered00:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c10_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1069,11 +1159,23 @@ q8c10_many:
 	VPDPBUSD     Z31, Z27, Z19
 	VMOVDQU64    256(R9), Z30
 	VMOVDQU64    320(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
+	TESTQ        R12, R12
+	JZ           q8c10_ordered01
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
+	JMP          q8c10_fetched01
+
+q8c10_ordered01:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c10_fetched01:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1148,13 +1250,25 @@ q8c10_few:
 	JZ   q8c10_done
 
 q8c10_one:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c10_ordered02
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c10_fetched02
+
+q8c10_ordered02:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c10_fetched02:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1208,7 +1322,7 @@ q8c10_sum:
 	VPSLLD       $+7, 192(R9), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -1340,6 +1454,8 @@ rows09:
 	MOVQ       ahead+64(FP), R10
 	MOVQ       stride+72(FP), R11
 	ADDQ       R9, R10
+	MOVQ       gap+80(FP), R12
+	LEAQ       (R12)(R12*2), R13
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -1395,13 +1511,25 @@ q8c09_start:
 	JLT  q8c09_few
 
 q8c09_many:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c09_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c09_fetched00
+
+q8c09_ordered00:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c09_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1460,11 +1588,23 @@ q8c09_many:
 	VPDPBUSD     Z31, Z26, Z17
 	VMOVDQU64    256(R9), Z30
 	VMOVDQU64    320(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
+	TESTQ        R12, R12
+	JZ           q8c09_ordered01
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
+	JMP          q8c09_fetched01
+
+q8c09_ordered01:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c09_fetched01:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1533,13 +1673,25 @@ q8c09_few:
 	JZ   q8c09_done
 
 q8c09_one:
-	VMOVDQU64    (R9), Z30
-	VMOVDQU64    64(R9), Z31
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	PREFETCHT0   128(R10)
-	PREFETCHT0   192(R10)
-	ADDQ         R11, R10
+	VMOVDQU64  (R9), Z30
+	VMOVDQU64  64(R9), Z31
+	TESTQ      R12, R12
+	JZ         q8c09_ordered02
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q8c09_fetched02
+
+q8c09_ordered02:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	PREFETCHT0 128(R10)
+	PREFETCHT0 192(R10)
+	ADDQ       R11, R10
+
+q8c09_fetched02:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1590,7 +1742,7 @@ q8c09_sum:
 	VPSLLD       $+7, 192(R9), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -1710,6 +1862,8 @@ rows08:
 	MOVQ       ahead+64(FP), R9
 	MOVQ       stride+72(FP), R10
 	ADDQ       R8, R9
+	MOVQ       gap+80(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -1759,13 +1913,25 @@ q8c08_start:
 	JLT  q8c08_few
 
 q8c08_many:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	PREFETCHT0   128(R9)
-	PREFETCHT0   192(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c08_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c08_fetched00
+
+q8c08_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	ADDQ       R10, R9
+
+q8c08_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1818,11 +1984,23 @@ q8c08_many:
 	VPDPBUSD     Z31, Z29, Z15
 	VMOVDQU64    256(R8), Z30
 	VMOVDQU64    320(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	PREFETCHT0   128(R9)
-	PREFETCHT0   192(R9)
+	TESTQ        R11, R11
+	JZ           q8c08_ordered01
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q8c08_fetched01
+
+q8c08_ordered01:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	ADDQ       R10, R9
+
+q8c08_fetched01:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1884,13 +2062,25 @@ q8c08_few:
 	JZ   q8c08_done
 
 q8c08_one:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	PREFETCHT0   128(R9)
-	PREFETCHT0   192(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c08_ordered02
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c08_fetched02
+
+q8c08_ordered02:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	ADDQ       R10, R9
+
+q8c08_fetched02:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -1937,7 +2127,7 @@ q8c08_sum:
 	VPSLLD       $+7, 192(R8), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -2045,6 +2235,8 @@ rows07:
 	MOVQ       ahead+64(FP), R9
 	MOVQ       stride+72(FP), R10
 	ADDQ       R8, R9
+	MOVQ       gap+80(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -2089,13 +2281,25 @@ q8c07_start:
 	JLT  q8c07_few
 
 q8c07_many:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	PREFETCHT0   128(R9)
-	PREFETCHT0   192(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c07_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c07_fetched00
+
+q8c07_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	ADDQ       R10, R9
+
+q8c07_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2142,11 +2346,23 @@ q8c07_many:
 	VPDPBUSD     Z31, Z28, Z13
 	VMOVDQU64    256(R8), Z30
 	VMOVDQU64    320(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	PREFETCHT0   128(R9)
-	PREFETCHT0   192(R9)
+	TESTQ        R11, R11
+	JZ           q8c07_ordered01
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q8c07_fetched01
+
+q8c07_ordered01:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	ADDQ       R10, R9
+
+q8c07_fetched01:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2202,13 +2418,25 @@ q8c07_few:
 	JZ   q8c07_done
 
 q8c07_one:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	PREFETCHT0   128(R9)
-	PREFETCHT0   192(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c07_ordered02
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c07_fetched02
+
+q8c07_ordered02:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	ADDQ       R10, R9
+
+q8c07_fetched02:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2252,7 +2480,7 @@ q8c07_sum:
 	VPSLLD       $+7, 192(R8), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -2348,6 +2576,8 @@ rows06:
 	MOVQ       ahead+64(FP), R9
 	MOVQ       stride+72(FP), R10
 	ADDQ       R8, R9
+	MOVQ       gap+80(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -2387,11 +2617,23 @@ q8c06_start:
 	JLT  q8c06_few
 
 q8c06_many:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c06_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c06_fetched00
+
+q8c06_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+q8c06_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2412,9 +2654,13 @@ q8c06_many:
 	VPDPBUSD     Z31, Z27, Z11
 	VMOVDQU64    128(R8), Z30
 	VMOVDQU64    192(R8), Z31
+	TESTQ        R11, R11
+	JNZ          q8c06_fetched01
 	PREFETCHT0   (R9)
 	PREFETCHT0   64(R9)
 	ADDQ         R10, R9
+
+q8c06_fetched01:
 	VPBROADCASTD 4(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2435,9 +2681,21 @@ q8c06_many:
 	VPDPBUSD     Z31, Z27, Z11
 	VMOVDQU64    256(R8), Z30
 	VMOVDQU64    320(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	TESTQ        R11, R11
+	JZ           q8c06_ordered02
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q8c06_fetched02
+
+q8c06_ordered02:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+q8c06_fetched02:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2458,9 +2716,13 @@ q8c06_many:
 	VPDPBUSD     Z31, Z27, Z11
 	VMOVDQU64    384(R8), Z30
 	VMOVDQU64    448(R8), Z31
+	TESTQ        R11, R11
+	JNZ          q8c06_fetched03
 	PREFETCHT0   (R9)
 	PREFETCHT0   64(R9)
 	ADDQ         R10, R9
+
+q8c06_fetched03:
 	VPBROADCASTD 12(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2490,11 +2752,23 @@ q8c06_few:
 	JZ   q8c06_done
 
 q8c06_one:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c06_ordered04
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c06_fetched04
+
+q8c06_ordered04:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+q8c06_fetched04:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2535,7 +2809,7 @@ q8c06_sum:
 	VPSLLD       $+7, 192(R8), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -2619,6 +2893,8 @@ rows05:
 	MOVQ       ahead+64(FP), R9
 	MOVQ       stride+72(FP), R10
 	ADDQ       R8, R9
+	MOVQ       gap+80(FP), R11
+	LEAQ       (R11)(R11*2), R12
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -2653,11 +2929,23 @@ q8c05_start:
 	JLT  q8c05_few
 
 q8c05_many:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c05_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c05_fetched00
+
+q8c05_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+q8c05_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2675,9 +2963,13 @@ q8c05_many:
 	VPDPBUSD     Z31, Z26, Z9
 	VMOVDQU64    128(R8), Z30
 	VMOVDQU64    192(R8), Z31
+	TESTQ        R11, R11
+	JNZ          q8c05_fetched01
 	PREFETCHT0   (R9)
 	PREFETCHT0   64(R9)
 	ADDQ         R10, R9
+
+q8c05_fetched01:
 	VPBROADCASTD 4(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2695,9 +2987,21 @@ q8c05_many:
 	VPDPBUSD     Z31, Z26, Z9
 	VMOVDQU64    256(R8), Z30
 	VMOVDQU64    320(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	TESTQ        R11, R11
+	JZ           q8c05_ordered02
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q8c05_fetched02
+
+q8c05_ordered02:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+q8c05_fetched02:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2715,9 +3019,13 @@ q8c05_many:
 	VPDPBUSD     Z31, Z26, Z9
 	VMOVDQU64    384(R8), Z30
 	VMOVDQU64    448(R8), Z31
+	TESTQ        R11, R11
+	JNZ          q8c05_fetched03
 	PREFETCHT0   (R9)
 	PREFETCHT0   64(R9)
 	ADDQ         R10, R9
+
+q8c05_fetched03:
 	VPBROADCASTD 12(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2744,11 +3052,23 @@ q8c05_few:
 	JZ   q8c05_done
 
 q8c05_one:
-	VMOVDQU64    (R8), Z30
-	VMOVDQU64    64(R8), Z31
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z30
+	VMOVDQU64  64(R8), Z31
+	TESTQ      R11, R11
+	JZ         q8c05_ordered04
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q8c05_fetched04
+
+q8c05_ordered04:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+q8c05_fetched04:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2786,7 +3106,7 @@ q8c05_sum:
 	VPSLLD       $+7, 192(R8), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -2858,17 +3178,19 @@ rows04:
 	MOVQ       ahead+64(FP), R8
 	MOVQ       stride+72(FP), R9
 	ADDQ       DI, R8
+	MOVQ       gap+80(FP), R10
+	LEAQ       (R10)(R10*2), R11
 	MOVQ       y+8(FP), CX
-	MOVQ       ldy+16(FP), R10
+	MOVQ       ldy+16(FP), R12
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
-	ADDQ       R10, CX
+	ADDQ       R12, CX
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
-	ADDQ       R10, CX
+	ADDQ       R12, CX
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
-	ADDQ       R10, CX
+	ADDQ       R12, CX
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
 	VPXORD     Z0, Z0, Z0
@@ -2894,11 +3216,23 @@ q8c04_start:
 	JLT  q8c04_few
 
 q8c04_many:
-	VMOVDQU64    (DI), Z30
-	VMOVDQU64    64(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z30
+	VMOVDQU64  64(DI), Z31
+	TESTQ      R10, R10
+	JZ         q8c04_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q8c04_fetched00
+
+q8c04_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c04_fetched00:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2913,9 +3247,13 @@ q8c04_many:
 	VPDPBUSD     Z31, Z29, Z7
 	VMOVDQU64    128(DI), Z30
 	VMOVDQU64    192(DI), Z31
+	TESTQ        R10, R10
+	JNZ          q8c04_fetched01
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
+
+q8c04_fetched01:
 	VPBROADCASTD 4(DX), Z26
 	VPDPBUSD     Z30, Z26, Z8
 	VPDPBUSD     Z31, Z26, Z9
@@ -2930,9 +3268,21 @@ q8c04_many:
 	VPDPBUSD     Z31, Z29, Z15
 	VMOVDQU64    256(DI), Z30
 	VMOVDQU64    320(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c04_ordered02
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q8c04_fetched02
+
+q8c04_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c04_fetched02:
 	VPBROADCASTD 8(DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -2947,9 +3297,13 @@ q8c04_many:
 	VPDPBUSD     Z31, Z29, Z7
 	VMOVDQU64    384(DI), Z30
 	VMOVDQU64    448(DI), Z31
+	TESTQ        R10, R10
+	JNZ          q8c04_fetched03
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
+
+q8c04_fetched03:
 	VPBROADCASTD 12(DX), Z26
 	VPDPBUSD     Z30, Z26, Z8
 	VPDPBUSD     Z31, Z26, Z9
@@ -2972,11 +3326,23 @@ q8c04_few:
 	JZ   q8c04_done
 
 q8c04_one:
-	VMOVDQU64    (DI), Z30
-	VMOVDQU64    64(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z30
+	VMOVDQU64  64(DI), Z31
+	TESTQ      R10, R10
+	JZ         q8c04_ordered04
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q8c04_fetched04
+
+q8c04_ordered04:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c04_fetched04:
 	VPBROADCASTD (DX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3018,7 +3384,7 @@ q8c04_sum:
 	VPSLLD       $+7, 192(DI), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -3078,14 +3444,16 @@ rows03:
 	MOVQ       ahead+64(FP), R8
 	MOVQ       stride+72(FP), R9
 	ADDQ       DI, R8
+	MOVQ       gap+80(FP), R10
+	LEAQ       (R10)(R10*2), R11
 	MOVQ       y+8(FP), CX
-	MOVQ       ldy+16(FP), R10
+	MOVQ       ldy+16(FP), R12
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
-	ADDQ       R10, CX
+	ADDQ       R12, CX
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
-	ADDQ       R10, CX
+	ADDQ       R12, CX
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
 	VPXORD     Z0, Z0, Z0
@@ -3108,11 +3476,23 @@ q8c03_start:
 	JLT  q8c03_few
 
 q8c03_many:
-	VMOVDQU64    (DI), Z30
-	VMOVDQU64    64(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z30
+	VMOVDQU64  64(DI), Z31
+	TESTQ      R10, R10
+	JZ         q8c03_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q8c03_fetched00
+
+q8c03_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c03_fetched00:
 	VPBROADCASTD (CX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3124,9 +3504,13 @@ q8c03_many:
 	VPDPBUSD     Z31, Z28, Z5
 	VMOVDQU64    128(DI), Z30
 	VMOVDQU64    192(DI), Z31
+	TESTQ        R10, R10
+	JNZ          q8c03_fetched01
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
+
+q8c03_fetched01:
 	VPBROADCASTD 4(CX), Z26
 	VPDPBUSD     Z30, Z26, Z6
 	VPDPBUSD     Z31, Z26, Z7
@@ -3138,9 +3522,21 @@ q8c03_many:
 	VPDPBUSD     Z31, Z28, Z11
 	VMOVDQU64    256(DI), Z30
 	VMOVDQU64    320(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c03_ordered02
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q8c03_fetched02
+
+q8c03_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c03_fetched02:
 	VPBROADCASTD 8(CX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3152,9 +3548,13 @@ q8c03_many:
 	VPDPBUSD     Z31, Z28, Z5
 	VMOVDQU64    384(DI), Z30
 	VMOVDQU64    448(DI), Z31
+	TESTQ        R10, R10
+	JNZ          q8c03_fetched03
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
+
+q8c03_fetched03:
 	VPBROADCASTD 12(CX), Z26
 	VPDPBUSD     Z30, Z26, Z6
 	VPDPBUSD     Z31, Z26, Z7
@@ -3174,11 +3574,23 @@ q8c03_few:
 	JZ   q8c03_done
 
 q8c03_one:
-	VMOVDQU64    (DI), Z30
-	VMOVDQU64    64(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z30
+	VMOVDQU64  64(DI), Z31
+	TESTQ      R10, R10
+	JZ         q8c03_ordered04
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q8c03_fetched04
+
+q8c03_ordered04:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c03_fetched04:
 	VPBROADCASTD (CX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3215,7 +3627,7 @@ q8c03_sum:
 	VPSLLD       $+7, 192(DI), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -3263,11 +3675,13 @@ rows02:
 	MOVQ       ahead+64(FP), R8
 	MOVQ       stride+72(FP), R9
 	ADDQ       DI, R8
+	MOVQ       gap+80(FP), R10
+	LEAQ       (R10)(R10*2), R11
 	MOVQ       y+8(FP), CX
-	MOVQ       ldy+16(FP), R10
+	MOVQ       ldy+16(FP), R12
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
-	ADDQ       R10, CX
+	ADDQ       R12, CX
 	PREFETCHT0 (CX)
 	PREFETCHT0 64(CX)
 	VPXORD     Z0, Z0, Z0
@@ -3294,11 +3708,23 @@ q8c02_start:
 	JLT  q8c02_few
 
 q8c02_many:
-	VMOVDQU64    (DI), Z30
-	VMOVDQU64    64(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z30
+	VMOVDQU64  64(DI), Z31
+	TESTQ      R10, R10
+	JZ         q8c02_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q8c02_fetched00
+
+q8c02_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched00:
 	VPBROADCASTD (CX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3307,9 +3733,13 @@ q8c02_many:
 	VPDPBUSD     Z31, Z27, Z3
 	VMOVDQU64    128(DI), Z30
 	VMOVDQU64    192(DI), Z31
+	TESTQ        R10, R10
+	JNZ          q8c02_fetched01
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
+
+q8c02_fetched01:
 	VPBROADCASTD 4(CX), Z26
 	VPDPBUSD     Z30, Z26, Z4
 	VPDPBUSD     Z31, Z26, Z5
@@ -3318,9 +3748,21 @@ q8c02_many:
 	VPDPBUSD     Z31, Z27, Z7
 	VMOVDQU64    256(DI), Z30
 	VMOVDQU64    320(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c02_ordered02
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q8c02_fetched02
+
+q8c02_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched02:
 	VPBROADCASTD 8(CX), Z26
 	VPDPBUSD     Z30, Z26, Z8
 	VPDPBUSD     Z31, Z26, Z9
@@ -3329,9 +3771,13 @@ q8c02_many:
 	VPDPBUSD     Z31, Z27, Z11
 	VMOVDQU64    384(DI), Z30
 	VMOVDQU64    448(DI), Z31
+	TESTQ        R10, R10
+	JNZ          q8c02_fetched03
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
+
+q8c02_fetched03:
 	VPBROADCASTD 12(CX), Z26
 	VPDPBUSD     Z30, Z26, Z12
 	VPDPBUSD     Z31, Z26, Z13
@@ -3348,11 +3794,23 @@ q8c02_few:
 	JZ   q8c02_done
 
 q8c02_one:
-	VMOVDQU64    (DI), Z30
-	VMOVDQU64    64(DI), Z31
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z30
+	VMOVDQU64  64(DI), Z31
+	TESTQ      R10, R10
+	JZ         q8c02_ordered04
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q8c02_fetched04
+
+q8c02_ordered04:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched04:
 	VPBROADCASTD (CX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3392,7 +3850,7 @@ q8c02_sum:
 	VPSLLD       $+7, 192(DI), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -3428,10 +3886,12 @@ rows01:
 	MOVQ       ahead+64(FP), DI
 	MOVQ       stride+72(FP), R8
 	ADDQ       SI, DI
-	MOVQ       y+8(FP), R9
-	MOVQ       ldy+16(FP), R10
-	PREFETCHT0 (R9)
-	PREFETCHT0 64(R9)
+	MOVQ       gap+80(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	MOVQ       y+8(FP), R11
+	MOVQ       ldy+16(FP), R12
+	PREFETCHT0 (R11)
+	PREFETCHT0 64(R11)
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
 	VPXORD     Z2, Z2, Z2
@@ -3448,35 +3908,67 @@ q8c01_start:
 	JLT  q8c01_few
 
 q8c01_many:
-	VMOVDQU64    (SI), Z30
-	VMOVDQU64    64(SI), Z31
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
-	ADDQ         R8, DI
+	VMOVDQU64  (SI), Z30
+	VMOVDQU64  64(SI), Z31
+	TESTQ      R9, R9
+	JZ         q8c01_ordered00
+	PREFETCHT1 (DI)
+	PREFETCHT1 (DI)(R9*1)
+	PREFETCHT1 (DI)(R9*2)
+	PREFETCHT1 (DI)(R10*1)
+	ADDQ       R8, DI
+	JMP        q8c01_fetched00
+
+q8c01_ordered00:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched00:
 	VPBROADCASTD (AX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
 	VMOVDQU64    128(SI), Z30
 	VMOVDQU64    192(SI), Z31
+	TESTQ        R9, R9
+	JNZ          q8c01_fetched01
 	PREFETCHT0   (DI)
 	PREFETCHT0   64(DI)
 	ADDQ         R8, DI
+
+q8c01_fetched01:
 	VPBROADCASTD 4(AX), Z26
 	VPDPBUSD     Z30, Z26, Z2
 	VPDPBUSD     Z31, Z26, Z3
 	VMOVDQU64    256(SI), Z30
 	VMOVDQU64    320(SI), Z31
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	TESTQ        R9, R9
+	JZ           q8c01_ordered02
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
+	JMP          q8c01_fetched02
+
+q8c01_ordered02:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched02:
 	VPBROADCASTD 8(AX), Z26
 	VPDPBUSD     Z30, Z26, Z4
 	VPDPBUSD     Z31, Z26, Z5
 	VMOVDQU64    384(SI), Z30
 	VMOVDQU64    448(SI), Z31
+	TESTQ        R9, R9
+	JNZ          q8c01_fetched03
 	PREFETCHT0   (DI)
 	PREFETCHT0   64(DI)
 	ADDQ         R8, DI
+
+q8c01_fetched03:
 	VPBROADCASTD 12(AX), Z26
 	VPDPBUSD     Z30, Z26, Z6
 	VPDPBUSD     Z31, Z26, Z7
@@ -3490,11 +3982,23 @@ q8c01_few:
 	JZ   q8c01_done
 
 q8c01_one:
-	VMOVDQU64    (SI), Z30
-	VMOVDQU64    64(SI), Z31
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
-	ADDQ         R8, DI
+	VMOVDQU64  (SI), Z30
+	VMOVDQU64  64(SI), Z31
+	TESTQ      R9, R9
+	JZ         q8c01_ordered04
+	PREFETCHT1 (DI)
+	PREFETCHT1 (DI)(R9*1)
+	PREFETCHT1 (DI)(R9*2)
+	PREFETCHT1 (DI)(R10*1)
+	ADDQ       R8, DI
+	JMP        q8c01_fetched04
+
+q8c01_ordered04:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched04:
 	VPBROADCASTD (AX), Z26
 	VPDPBUSD     Z30, Z26, Z0
 	VPDPBUSD     Z31, Z26, Z1
@@ -3525,7 +4029,7 @@ q8c01_sum:
 	VPSLLD       $+7, 192(SI), Z27
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Z29
 	VPSUBD       Z26, Z0, Z0
 	VCVTDQ2PS    Z0, Z0
@@ -3540,9 +4044,9 @@ q8c01_sum:
 	VZEROUPPER
 	RET
 
-// func q6cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+// func q6cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, start *int32)
 // Requires: AVX, AVX512F, AVX512VNNI, MMX+
-TEXT ·q6cRows512(SB), NOSPLIT, $0-96
+TEXT ·q6cRows512(SB), NOSPLIT, $0-104
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+1
 	JEQ          rows01
@@ -3566,6 +4070,8 @@ TEXT ·q6cRows512(SB), NOSPLIT, $0-96
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -3597,7 +4103,7 @@ TEXT ·q6cRows512(SB), NOSPLIT, $0-96
 	ADDQ         BX, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -3622,19 +4128,35 @@ q6c08_start:
 	JZ    q6c08_done
 
 q6c08_one:
-	VMOVDQU64   (R8), Z19
-	VMOVDQU64   128(R8), Z21
-	VMOVDQU64   256(R8), Z23
-	VMOVDQU64   64(R8), Z20
-	VMOVDQU64   192(R8), Z22
-	VMOVDQU64   320(R8), Z24
-	PREFETCHT0  (R9)
-	PREFETCHT0  64(R9)
-	PREFETCHT0  128(R9)
-	PREFETCHT0  192(R9)
-	PREFETCHT0  256(R9)
-	PREFETCHT0  320(R9)
-	ADDQ        R10, R9
+	VMOVDQU64  (R8), Z19
+	VMOVDQU64  128(R8), Z21
+	VMOVDQU64  256(R8), Z23
+	VMOVDQU64  64(R8), Z20
+	VMOVDQU64  192(R8), Z22
+	VMOVDQU64  320(R8), Z24
+	TESTQ      R11, R11
+	JZ         q6c08_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 64(R9)(R11*1)
+	PREFETCHT1 64(R9)(R11*2)
+	PREFETCHT1 64(R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q6c08_fetched00
+
+q6c08_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	PREFETCHT0 256(R9)
+	PREFETCHT0 320(R9)
+	ADDQ       R10, R9
+
+q6c08_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -3777,7 +4299,7 @@ q6c08_sum:
 	VMOVUPS      64(R8), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -3869,6 +4391,8 @@ rows07:
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -3897,7 +4421,7 @@ rows07:
 	ADDQ         BX, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -3920,19 +4444,35 @@ q6c07_start:
 	JZ    q6c07_done
 
 q6c07_one:
-	VMOVDQU64   (R8), Z19
-	VMOVDQU64   128(R8), Z21
-	VMOVDQU64   256(R8), Z23
-	VMOVDQU64   64(R8), Z20
-	VMOVDQU64   192(R8), Z22
-	VMOVDQU64   320(R8), Z24
-	PREFETCHT0  (R9)
-	PREFETCHT0  64(R9)
-	PREFETCHT0  128(R9)
-	PREFETCHT0  192(R9)
-	PREFETCHT0  256(R9)
-	PREFETCHT0  320(R9)
-	ADDQ        R10, R9
+	VMOVDQU64  (R8), Z19
+	VMOVDQU64  128(R8), Z21
+	VMOVDQU64  256(R8), Z23
+	VMOVDQU64  64(R8), Z20
+	VMOVDQU64  192(R8), Z22
+	VMOVDQU64  320(R8), Z24
+	TESTQ      R11, R11
+	JZ         q6c07_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 64(R9)(R11*1)
+	PREFETCHT1 64(R9)(R11*2)
+	PREFETCHT1 64(R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q6c07_fetched00
+
+q6c07_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	PREFETCHT0 256(R9)
+	PREFETCHT0 320(R9)
+	ADDQ       R10, R9
+
+q6c07_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -4063,7 +4603,7 @@ q6c07_sum:
 	VMOVUPS      64(R8), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -4145,6 +4685,8 @@ rows06:
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -4170,7 +4712,7 @@ rows06:
 	ADDQ         BX, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -4191,19 +4733,35 @@ q6c06_start:
 	JZ    q6c06_done
 
 q6c06_one:
-	VMOVDQU64   (R8), Z19
-	VMOVDQU64   128(R8), Z21
-	VMOVDQU64   256(R8), Z23
-	VMOVDQU64   64(R8), Z20
-	VMOVDQU64   192(R8), Z22
-	VMOVDQU64   320(R8), Z24
-	PREFETCHT0  (R9)
-	PREFETCHT0  64(R9)
-	PREFETCHT0  128(R9)
-	PREFETCHT0  192(R9)
-	PREFETCHT0  256(R9)
-	PREFETCHT0  320(R9)
-	ADDQ        R10, R9
+	VMOVDQU64  (R8), Z19
+	VMOVDQU64  128(R8), Z21
+	VMOVDQU64  256(R8), Z23
+	VMOVDQU64  64(R8), Z20
+	VMOVDQU64  192(R8), Z22
+	VMOVDQU64  320(R8), Z24
+	TESTQ      R11, R11
+	JZ         q6c06_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 64(R9)(R11*1)
+	PREFETCHT1 64(R9)(R11*2)
+	PREFETCHT1 64(R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q6c06_fetched00
+
+q6c06_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	PREFETCHT0 256(R9)
+	PREFETCHT0 320(R9)
+	ADDQ       R10, R9
+
+q6c06_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -4322,7 +4880,7 @@ q6c06_sum:
 	VMOVUPS      64(R8), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -4394,6 +4952,8 @@ rows05:
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -4416,7 +4976,7 @@ rows05:
 	ADDQ         BX, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -4435,19 +4995,35 @@ q6c05_start:
 	JZ    q6c05_done
 
 q6c05_one:
-	VMOVDQU64   (R8), Z19
-	VMOVDQU64   128(R8), Z21
-	VMOVDQU64   256(R8), Z23
-	VMOVDQU64   64(R8), Z20
-	VMOVDQU64   192(R8), Z22
-	VMOVDQU64   320(R8), Z24
-	PREFETCHT0  (R9)
-	PREFETCHT0  64(R9)
-	PREFETCHT0  128(R9)
-	PREFETCHT0  192(R9)
-	PREFETCHT0  256(R9)
-	PREFETCHT0  320(R9)
-	ADDQ        R10, R9
+	VMOVDQU64  (R8), Z19
+	VMOVDQU64  128(R8), Z21
+	VMOVDQU64  256(R8), Z23
+	VMOVDQU64  64(R8), Z20
+	VMOVDQU64  192(R8), Z22
+	VMOVDQU64  320(R8), Z24
+	TESTQ      R11, R11
+	JZ         q6c05_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 64(R9)(R11*1)
+	PREFETCHT1 64(R9)(R11*2)
+	PREFETCHT1 64(R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q6c05_fetched00
+
+q6c05_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	PREFETCHT0 128(R9)
+	PREFETCHT0 192(R9)
+	PREFETCHT0 256(R9)
+	PREFETCHT0 320(R9)
+	ADDQ       R10, R9
+
+q6c05_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -4554,7 +5130,7 @@ q6c05_sum:
 	VMOVUPS      64(R8), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -4616,6 +5192,8 @@ rows04:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -4623,19 +5201,19 @@ rows04:
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z18
 	MOVQ         y+8(FP), CX
-	MOVQ         ldy+16(FP), R10
+	MOVQ         ldy+16(FP), R12
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	ADDQ         R10, CX
+	ADDQ         R12, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	ADDQ         R10, CX
+	ADDQ         R12, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	ADDQ         R10, CX
+	ADDQ         R12, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -4651,19 +5229,35 @@ q6c04_start:
 	JZ    q6c04_done
 
 q6c04_one:
-	VMOVDQU64   (DI), Z19
-	VMOVDQU64   128(DI), Z21
-	VMOVDQU64   256(DI), Z23
-	VMOVDQU64   64(DI), Z20
-	VMOVDQU64   192(DI), Z22
-	VMOVDQU64   320(DI), Z24
-	PREFETCHT0  (R8)
-	PREFETCHT0  64(R8)
-	PREFETCHT0  128(R8)
-	PREFETCHT0  192(R8)
-	PREFETCHT0  256(R8)
-	PREFETCHT0  320(R8)
-	ADDQ        R9, R8
+	VMOVDQU64  (DI), Z19
+	VMOVDQU64  128(DI), Z21
+	VMOVDQU64  256(DI), Z23
+	VMOVDQU64  64(DI), Z20
+	VMOVDQU64  192(DI), Z22
+	VMOVDQU64  320(DI), Z24
+	TESTQ      R10, R10
+	JZ         q6c04_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 64(R8)(R10*1)
+	PREFETCHT1 64(R8)(R10*2)
+	PREFETCHT1 64(R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q6c04_fetched00
+
+q6c04_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c04_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -4757,7 +5351,7 @@ q6c04_sum:
 	VMOVUPS      64(DI), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -4809,6 +5403,8 @@ rows03:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -4816,16 +5412,16 @@ rows03:
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z18
 	MOVQ         y+8(FP), CX
-	MOVQ         ldy+16(FP), R10
+	MOVQ         ldy+16(FP), R12
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	ADDQ         R10, CX
+	ADDQ         R12, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	ADDQ         R10, CX
+	ADDQ         R12, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -4840,19 +5436,35 @@ q6c03_start:
 	JZ    q6c03_done
 
 q6c03_one:
-	VMOVDQU64   (DI), Z19
-	VMOVDQU64   128(DI), Z21
-	VMOVDQU64   256(DI), Z23
-	VMOVDQU64   64(DI), Z20
-	VMOVDQU64   192(DI), Z22
-	VMOVDQU64   320(DI), Z24
-	PREFETCHT0  (R8)
-	PREFETCHT0  64(R8)
-	PREFETCHT0  128(R8)
-	PREFETCHT0  192(R8)
-	PREFETCHT0  256(R8)
-	PREFETCHT0  320(R8)
-	ADDQ        R9, R8
+	VMOVDQU64  (DI), Z19
+	VMOVDQU64  128(DI), Z21
+	VMOVDQU64  256(DI), Z23
+	VMOVDQU64  64(DI), Z20
+	VMOVDQU64  192(DI), Z22
+	VMOVDQU64  320(DI), Z24
+	TESTQ      R10, R10
+	JZ         q6c03_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 64(R8)(R10*1)
+	PREFETCHT1 64(R8)(R10*2)
+	PREFETCHT1 64(R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q6c03_fetched00
+
+q6c03_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c03_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -4934,7 +5546,7 @@ q6c03_sum:
 	VMOVUPS      64(DI), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -4976,6 +5588,8 @@ rows02:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x0f0f0f0f, CX
 	VPBROADCASTD CX, Z16
 	MOVL         $0x3f3f3f3f, CX
@@ -4983,13 +5597,13 @@ rows02:
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z18
 	MOVQ         y+8(FP), CX
-	MOVQ         ldy+16(FP), R10
+	MOVQ         ldy+16(FP), R12
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	ADDQ         R10, CX
+	ADDQ         R12, CX
 	PREFETCHT0   (CX)
 	PREFETCHT0   64(CX)
-	MOVQ         start+88(FP), CX
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Z0
 	VMOVDQA64    Z0, Z1
 	VPBROADCASTD 4(CX), Z2
@@ -5006,19 +5620,35 @@ q6c02_start:
 	JZ    q6c02_done
 
 q6c02_one:
-	VMOVDQU64   (DI), Z19
-	VMOVDQU64   128(DI), Z21
-	VMOVDQU64   256(DI), Z23
-	VMOVDQU64   64(DI), Z20
-	VMOVDQU64   192(DI), Z22
-	VMOVDQU64   320(DI), Z24
-	PREFETCHT0  (R8)
-	PREFETCHT0  64(R8)
-	PREFETCHT0  128(R8)
-	PREFETCHT0  192(R8)
-	PREFETCHT0  256(R8)
-	PREFETCHT0  320(R8)
-	ADDQ        R9, R8
+	VMOVDQU64  (DI), Z19
+	VMOVDQU64  128(DI), Z21
+	VMOVDQU64  256(DI), Z23
+	VMOVDQU64  64(DI), Z20
+	VMOVDQU64  192(DI), Z22
+	VMOVDQU64  320(DI), Z24
+	TESTQ      R10, R10
+	JZ         q6c02_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 64(R8)(R10*1)
+	PREFETCHT1 64(R8)(R10*2)
+	PREFETCHT1 64(R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q6c02_fetched00
+
+q6c02_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c02_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -5092,7 +5722,7 @@ q6c02_sum:
 	VMOVUPS      64(DI), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -5124,6 +5754,8 @@ rows01:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         SI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x0f0f0f0f, DI
 	VPBROADCASTD DI, Z16
 	MOVL         $0x3f3f3f3f, DI
@@ -5131,10 +5763,10 @@ rows01:
 	MOVL         $0x80808080, DI
 	VPBROADCASTD DI, Z18
 	MOVQ         y+8(FP), DI
-	MOVQ         ldy+16(FP), R10
+	MOVQ         ldy+16(FP), R12
 	PREFETCHT0   (DI)
 	PREFETCHT0   64(DI)
-	MOVQ         start+88(FP), DI
+	MOVQ         start+96(FP), DI
 	VPBROADCASTD (DI), Z0
 	VMOVDQA64    Z0, Z1
 	VPXORD       Z2, Z2, Z2
@@ -5147,19 +5779,35 @@ q6c01_start:
 	JZ    q6c01_done
 
 q6c01_one:
-	VMOVDQU64   (SI), Z19
-	VMOVDQU64   128(SI), Z21
-	VMOVDQU64   256(SI), Z23
-	VMOVDQU64   64(SI), Z20
-	VMOVDQU64   192(SI), Z22
-	VMOVDQU64   320(SI), Z24
-	PREFETCHT0  (R8)
-	PREFETCHT0  64(R8)
-	PREFETCHT0  128(R8)
-	PREFETCHT0  192(R8)
-	PREFETCHT0  256(R8)
-	PREFETCHT0  320(R8)
-	ADDQ        R9, R8
+	VMOVDQU64  (SI), Z19
+	VMOVDQU64  128(SI), Z21
+	VMOVDQU64  256(SI), Z23
+	VMOVDQU64  64(SI), Z20
+	VMOVDQU64  192(SI), Z22
+	VMOVDQU64  320(SI), Z24
+	TESTQ      R10, R10
+	JZ         q6c01_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 64(R8)(R10*1)
+	PREFETCHT1 64(R8)(R10*2)
+	PREFETCHT1 64(R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q6c01_fetched00
+
+q6c01_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c01_fetched00:
 	VPSLLD      $+4, Z23, Z25
 	VPTERNLOGD  $0xd8, Z16, Z19, Z25
 	VPANDD      Z17, Z25, Z25
@@ -5219,7 +5867,7 @@ q6c01_sum:
 	VMOVUPS      64(SI), Z29
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Z31
 	VCVTDQ2PS    Z0, Z0
 	VMULPS       Z28, Z31, Z30
@@ -5232,9 +5880,9 @@ q6c01_sum:
 	VZEROUPPER
 	RET
 
-// func q4Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+// func q4Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 // Requires: AVX, AVX512F, AVX512VNNI, MMX+
-TEXT ·q4Rows512(SB), NOSPLIT, $0-88
+TEXT ·q4Rows512(SB), NOSPLIT, $0-96
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+1
 	JEQ          rows01
@@ -5254,6 +5902,8 @@ TEXT ·q4Rows512(SB), NOSPLIT, $0-88
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -5278,23 +5928,35 @@ q4Rows51206_start:
 	JZ    q4Rows51206_done
 
 q4Rows51206_one:
-	VPXORD       Z24, Z24, Z24
-	VPXORD       Z25, Z25, Z25
-	VPXORD       Z12, Z12, Z12
-	VPXORD       Z13, Z13, Z13
-	VPXORD       Z14, Z14, Z14
-	VPXORD       Z15, Z15, Z15
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VPXORD       Z18, Z18, Z18
-	VPXORD       Z19, Z19, Z19
-	VPXORD       Z20, Z20, Z20
-	VPXORD       Z21, Z21, Z21
-	VPXORD       Z22, Z22, Z22
-	VPXORD       Z23, Z23, Z23
-	VMOVDQU64    (R8), Z27
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	VMOVDQU64  (R8), Z27
+	TESTQ      R11, R11
+	JZ         q4Rows51206_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4Rows51206_fetched00
+
+q4Rows51206_ordered00:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4Rows51206_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5319,8 +5981,12 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    64(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51206_fetched01
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51206_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5345,8 +6011,12 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    128(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51206_fetched02
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51206_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5371,8 +6041,12 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    192(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51206_fetched03
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51206_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5397,8 +6071,20 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    256(R8), Z27
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4Rows51206_ordered04
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q4Rows51206_fetched04
+
+q4Rows51206_ordered04:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4Rows51206_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5423,8 +6109,12 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    320(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51206_fetched05
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51206_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5449,8 +6139,12 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    384(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51206_fetched06
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51206_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5475,8 +6169,12 @@ q4Rows51206_one:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    448(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51206_fetched07
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51206_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5503,49 +6201,61 @@ q4Rows51206_one:
 	ADDQ         $+32, DX
 	ADDQ         $+32, BX
 	ADDQ         $+512, R8
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4Rows51206_ordered08
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
-	VCVTPH2PS    (R8), Z26
-	VCVTPH2PS    32(R8), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	VPSUBD       Z24, Z18, Z18
-	VPSUBD       Z25, Z19, Z19
-	VCVTDQ2PS    Z18, Z18
-	VCVTDQ2PS    Z19, Z19
-	VFMADD231PS  Z26, Z18, Z6
-	VFMADD231PS  Z27, Z19, Z7
-	VPSUBD       Z24, Z20, Z20
-	VPSUBD       Z25, Z21, Z21
-	VCVTDQ2PS    Z20, Z20
-	VCVTDQ2PS    Z21, Z21
-	VFMADD231PS  Z26, Z20, Z8
-	VFMADD231PS  Z27, Z21, Z9
-	VPSUBD       Z24, Z22, Z22
-	VPSUBD       Z25, Z23, Z23
-	VCVTDQ2PS    Z22, Z22
-	VCVTDQ2PS    Z23, Z23
-	VFMADD231PS  Z26, Z22, Z10
-	VFMADD231PS  Z27, Z23, Z11
-	ADDQ         $+64, R8
-	DECQ         SI
-	JNZ          q4Rows51206_one
+	JMP          q4Rows51206_fetched08
+
+q4Rows51206_ordered08:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4Rows51206_fetched08:
+	VCVTPH2PS   (R8), Z26
+	VCVTPH2PS   32(R8), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	VPSUBD      Z24, Z18, Z18
+	VPSUBD      Z25, Z19, Z19
+	VCVTDQ2PS   Z18, Z18
+	VCVTDQ2PS   Z19, Z19
+	VFMADD231PS Z26, Z18, Z6
+	VFMADD231PS Z27, Z19, Z7
+	VPSUBD      Z24, Z20, Z20
+	VPSUBD      Z25, Z21, Z21
+	VCVTDQ2PS   Z20, Z20
+	VCVTDQ2PS   Z21, Z21
+	VFMADD231PS Z26, Z20, Z8
+	VFMADD231PS Z27, Z21, Z9
+	VPSUBD      Z24, Z22, Z22
+	VPSUBD      Z25, Z23, Z23
+	VCVTDQ2PS   Z22, Z22
+	VCVTDQ2PS   Z23, Z23
+	VFMADD231PS Z26, Z22, Z10
+	VFMADD231PS Z27, Z23, Z11
+	ADDQ        $+64, R8
+	DECQ        SI
+	JNZ         q4Rows51206_one
 
 q4Rows51206_done:
 	TESTQ DI, DI
@@ -5559,7 +6269,7 @@ q4Rows51206_done:
 q4Rows51206_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -5621,6 +6331,8 @@ rows05:
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -5643,21 +6355,33 @@ q4Rows51205_start:
 	JZ    q4Rows51205_done
 
 q4Rows51205_one:
-	VPXORD       Z24, Z24, Z24
-	VPXORD       Z25, Z25, Z25
-	VPXORD       Z12, Z12, Z12
-	VPXORD       Z13, Z13, Z13
-	VPXORD       Z14, Z14, Z14
-	VPXORD       Z15, Z15, Z15
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VPXORD       Z18, Z18, Z18
-	VPXORD       Z19, Z19, Z19
-	VPXORD       Z20, Z20, Z20
-	VPXORD       Z21, Z21, Z21
-	VMOVDQU64    (R8), Z27
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VMOVDQU64  (R8), Z27
+	TESTQ      R11, R11
+	JZ         q4Rows51205_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4Rows51205_fetched00
+
+q4Rows51205_ordered00:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4Rows51205_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5679,8 +6403,12 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    64(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51205_fetched01
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51205_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5702,8 +6430,12 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    128(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51205_fetched02
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51205_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5725,8 +6457,12 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    192(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51205_fetched03
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51205_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5748,8 +6484,20 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    256(R8), Z27
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4Rows51205_ordered04
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q4Rows51205_fetched04
+
+q4Rows51205_ordered04:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4Rows51205_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5771,8 +6519,12 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    320(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51205_fetched05
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51205_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5794,8 +6546,12 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    384(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51205_fetched06
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51205_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5817,8 +6573,12 @@ q4Rows51205_one:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    448(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4Rows51205_fetched07
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4Rows51205_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5842,43 +6602,55 @@ q4Rows51205_one:
 	ADDQ         $+32, DX
 	ADDQ         $+32, BX
 	ADDQ         $+512, R8
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4Rows51205_ordered08
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
-	VCVTPH2PS    (R8), Z26
-	VCVTPH2PS    32(R8), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	VPSUBD       Z24, Z18, Z18
-	VPSUBD       Z25, Z19, Z19
-	VCVTDQ2PS    Z18, Z18
-	VCVTDQ2PS    Z19, Z19
-	VFMADD231PS  Z26, Z18, Z6
-	VFMADD231PS  Z27, Z19, Z7
-	VPSUBD       Z24, Z20, Z20
-	VPSUBD       Z25, Z21, Z21
-	VCVTDQ2PS    Z20, Z20
-	VCVTDQ2PS    Z21, Z21
-	VFMADD231PS  Z26, Z20, Z8
-	VFMADD231PS  Z27, Z21, Z9
-	ADDQ         $+64, R8
-	DECQ         SI
-	JNZ          q4Rows51205_one
+	JMP          q4Rows51205_fetched08
+
+q4Rows51205_ordered08:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4Rows51205_fetched08:
+	VCVTPH2PS   (R8), Z26
+	VCVTPH2PS   32(R8), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	VPSUBD      Z24, Z18, Z18
+	VPSUBD      Z25, Z19, Z19
+	VCVTDQ2PS   Z18, Z18
+	VCVTDQ2PS   Z19, Z19
+	VFMADD231PS Z26, Z18, Z6
+	VFMADD231PS Z27, Z19, Z7
+	VPSUBD      Z24, Z20, Z20
+	VPSUBD      Z25, Z21, Z21
+	VCVTDQ2PS   Z20, Z20
+	VCVTDQ2PS   Z21, Z21
+	VFMADD231PS Z26, Z20, Z8
+	VFMADD231PS Z27, Z21, Z9
+	ADDQ        $+64, R8
+	DECQ        SI
+	JNZ         q4Rows51205_one
 
 q4Rows51205_done:
 	TESTQ DI, DI
@@ -5892,7 +6664,7 @@ q4Rows51205_done:
 q4Rows51205_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -5946,6 +6718,8 @@ rows04:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -5965,19 +6739,31 @@ q4Rows51204_start:
 	JZ    q4Rows51204_done
 
 q4Rows51204_one:
-	VPXORD       Z24, Z24, Z24
-	VPXORD       Z25, Z25, Z25
-	VPXORD       Z12, Z12, Z12
-	VPXORD       Z13, Z13, Z13
-	VPXORD       Z14, Z14, Z14
-	VPXORD       Z15, Z15, Z15
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VPXORD       Z18, Z18, Z18
-	VPXORD       Z19, Z19, Z19
-	VMOVDQU64    (DI), Z27
-	PREFETCHT0   (R8)
-	ADDQ         R9, R8
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VMOVDQU64  (DI), Z27
+	TESTQ      R10, R10
+	JZ         q4Rows51204_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q4Rows51204_fetched00
+
+q4Rows51204_ordered00:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51204_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -5996,8 +6782,12 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    64(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51204_fetched01
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51204_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6016,8 +6806,12 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    128(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51204_fetched02
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51204_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6036,8 +6830,12 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    192(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51204_fetched03
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51204_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6056,8 +6854,20 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    256(DI), Z27
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4Rows51204_ordered04
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q4Rows51204_fetched04
+
+q4Rows51204_ordered04:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51204_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6076,8 +6886,12 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    320(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51204_fetched05
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51204_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6096,8 +6910,12 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    384(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51204_fetched06
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51204_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6116,8 +6934,12 @@ q4Rows51204_one:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    448(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51204_fetched07
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51204_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6137,37 +6959,49 @@ q4Rows51204_one:
 	VPDPBUSD     Z27, Z29, Z19
 	ADDQ         $+32, DX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4Rows51204_ordered08
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VCVTPH2PS    (DI), Z26
-	VCVTPH2PS    32(DI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	VPSUBD       Z24, Z18, Z18
-	VPSUBD       Z25, Z19, Z19
-	VCVTDQ2PS    Z18, Z18
-	VCVTDQ2PS    Z19, Z19
-	VFMADD231PS  Z26, Z18, Z6
-	VFMADD231PS  Z27, Z19, Z7
-	ADDQ         $+64, DI
-	DECQ         BX
-	JNZ          q4Rows51204_one
+	JMP          q4Rows51204_fetched08
+
+q4Rows51204_ordered08:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51204_fetched08:
+	VCVTPH2PS   (DI), Z26
+	VCVTPH2PS   32(DI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	VPSUBD      Z24, Z18, Z18
+	VPSUBD      Z25, Z19, Z19
+	VCVTDQ2PS   Z18, Z18
+	VCVTDQ2PS   Z19, Z19
+	VFMADD231PS Z26, Z18, Z6
+	VFMADD231PS Z27, Z19, Z7
+	ADDQ        $+64, DI
+	DECQ        BX
+	JNZ         q4Rows51204_one
 
 q4Rows51204_done:
 	TESTQ SI, SI
@@ -6181,7 +7015,7 @@ q4Rows51204_done:
 q4Rows51204_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -6227,6 +7061,8 @@ rows03:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -6245,17 +7081,29 @@ q4Rows51203_start:
 	JZ    q4Rows51203_done
 
 q4Rows51203_one:
-	VPXORD       Z24, Z24, Z24
-	VPXORD       Z25, Z25, Z25
-	VPXORD       Z12, Z12, Z12
-	VPXORD       Z13, Z13, Z13
-	VPXORD       Z14, Z14, Z14
-	VPXORD       Z15, Z15, Z15
-	VPXORD       Z16, Z16, Z16
-	VPXORD       Z17, Z17, Z17
-	VMOVDQU64    (DI), Z27
-	PREFETCHT0   (R8)
-	ADDQ         R9, R8
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VMOVDQU64  (DI), Z27
+	TESTQ      R10, R10
+	JZ         q4Rows51203_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q4Rows51203_fetched00
+
+q4Rows51203_ordered00:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51203_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6271,8 +7119,12 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    64(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51203_fetched01
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51203_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6288,8 +7140,12 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    128(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51203_fetched02
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51203_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6305,8 +7161,12 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    192(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51203_fetched03
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51203_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6322,8 +7182,20 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    256(DI), Z27
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4Rows51203_ordered04
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q4Rows51203_fetched04
+
+q4Rows51203_ordered04:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51203_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6339,8 +7211,12 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    320(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51203_fetched05
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51203_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6356,8 +7232,12 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    384(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51203_fetched06
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51203_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6373,8 +7253,12 @@ q4Rows51203_one:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    448(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51203_fetched07
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51203_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6391,31 +7275,43 @@ q4Rows51203_one:
 	VPDPBUSD     Z27, Z28, Z17
 	ADDQ         $+32, CX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4Rows51203_ordered08
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VCVTPH2PS    (DI), Z26
-	VCVTPH2PS    32(DI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	ADDQ         $+64, DI
-	DECQ         BX
-	JNZ          q4Rows51203_one
+	JMP          q4Rows51203_fetched08
+
+q4Rows51203_ordered08:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51203_fetched08:
+	VCVTPH2PS   (DI), Z26
+	VCVTPH2PS   32(DI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	ADDQ        $+64, DI
+	DECQ        BX
+	JNZ         q4Rows51203_one
 
 q4Rows51203_done:
 	TESTQ SI, SI
@@ -6429,7 +7325,7 @@ q4Rows51203_done:
 q4Rows51203_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -6467,6 +7363,8 @@ rows02:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -6483,15 +7381,27 @@ q4Rows51202_start:
 	JZ    q4Rows51202_done
 
 q4Rows51202_one:
-	VPXORD       Z24, Z24, Z24
-	VPXORD       Z25, Z25, Z25
-	VPXORD       Z12, Z12, Z12
-	VPXORD       Z13, Z13, Z13
-	VPXORD       Z14, Z14, Z14
-	VPXORD       Z15, Z15, Z15
-	VMOVDQU64    (DI), Z27
-	PREFETCHT0   (R8)
-	ADDQ         R9, R8
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VMOVDQU64  (DI), Z27
+	TESTQ      R10, R10
+	JZ         q4Rows51202_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q4Rows51202_fetched00
+
+q4Rows51202_ordered00:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51202_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6504,8 +7414,12 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    64(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51202_fetched01
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51202_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6518,8 +7432,12 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    128(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51202_fetched02
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51202_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6532,8 +7450,12 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    192(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51202_fetched03
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51202_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6546,8 +7468,20 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    256(DI), Z27
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4Rows51202_ordered04
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q4Rows51202_fetched04
+
+q4Rows51202_ordered04:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51202_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6560,8 +7494,12 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    320(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51202_fetched05
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51202_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6574,8 +7512,12 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    384(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51202_fetched06
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51202_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6588,8 +7530,12 @@ q4Rows51202_one:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    448(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4Rows51202_fetched07
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4Rows51202_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6603,25 +7549,37 @@ q4Rows51202_one:
 	VPDPBUSD     Z27, Z29, Z15
 	ADDQ         $+32, CX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4Rows51202_ordered08
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VCVTPH2PS    (DI), Z26
-	VCVTPH2PS    32(DI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	ADDQ         $+64, DI
-	DECQ         BX
-	JNZ          q4Rows51202_one
+	JMP          q4Rows51202_fetched08
+
+q4Rows51202_ordered08:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4Rows51202_fetched08:
+	VCVTPH2PS   (DI), Z26
+	VCVTPH2PS   32(DI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	ADDQ        $+64, DI
+	DECQ        BX
+	JNZ         q4Rows51202_one
 
 q4Rows51202_done:
 	TESTQ SI, SI
@@ -6635,7 +7593,7 @@ q4Rows51202_done:
 q4Rows51202_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -6665,10 +7623,12 @@ rows01:
 	MOVQ         ahead+64(FP), DI
 	MOVQ         stride+72(FP), R8
 	ADDQ         SI, DI
-	MOVL         $0x80808080, R9
-	VPBROADCASTD R9, Z30
-	MOVL         $0xf0f0f0f0, R9
-	VPBROADCASTD R9, Z31
+	MOVQ         gap+80(FP), R9
+	LEAQ         (R9)(R9*2), R10
+	MOVL         $0x80808080, R11
+	VPBROADCASTD R11, Z30
+	MOVL         $0xf0f0f0f0, R11
+	VPBROADCASTD R11, Z31
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 
@@ -6679,13 +7639,25 @@ q4Rows51201_start:
 	JZ    q4Rows51201_done
 
 q4Rows51201_one:
-	VPXORD       Z24, Z24, Z24
-	VPXORD       Z25, Z25, Z25
-	VPXORD       Z12, Z12, Z12
-	VPXORD       Z13, Z13, Z13
-	VMOVDQU64    (SI), Z27
-	PREFETCHT0   (DI)
-	ADDQ         R8, DI
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VMOVDQU64  (SI), Z27
+	TESTQ      R9, R9
+	JZ         q4Rows51201_ordered00
+	PREFETCHT1 (DI)
+	PREFETCHT1 (DI)(R9*1)
+	PREFETCHT1 (DI)(R9*2)
+	PREFETCHT1 (DI)(R10*1)
+	ADDQ       R8, DI
+	JMP        q4Rows51201_fetched00
+
+q4Rows51201_ordered00:
+	PREFETCHT0 (DI)
+	ADDQ       R8, DI
+
+q4Rows51201_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6695,8 +7667,12 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    64(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4Rows51201_fetched01
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4Rows51201_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6706,8 +7682,12 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    128(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4Rows51201_fetched02
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4Rows51201_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6717,8 +7697,12 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    192(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4Rows51201_fetched03
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4Rows51201_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6728,8 +7712,20 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    256(SI), Z27
-	PREFETCHT0   (DI)
+	TESTQ        R9, R9
+	JZ           q4Rows51201_ordered04
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
+	JMP          q4Rows51201_fetched04
+
+q4Rows51201_ordered04:
+	PREFETCHT0 (DI)
+	ADDQ       R8, DI
+
+q4Rows51201_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6739,8 +7735,12 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    320(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4Rows51201_fetched05
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4Rows51201_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6750,8 +7750,12 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    384(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4Rows51201_fetched06
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4Rows51201_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6761,8 +7765,12 @@ q4Rows51201_one:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    448(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4Rows51201_fetched07
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4Rows51201_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6773,19 +7781,31 @@ q4Rows51201_one:
 	VPDPBUSD     Z27, Z28, Z13
 	ADDQ         $+32, AX
 	ADDQ         $+512, SI
-	PREFETCHT0   (DI)
+	TESTQ        R9, R9
+	JZ           q4Rows51201_ordered08
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
-	VCVTPH2PS    (SI), Z26
-	VCVTPH2PS    32(SI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	ADDQ         $+64, SI
-	DECQ         DX
-	JNZ          q4Rows51201_one
+	JMP          q4Rows51201_fetched08
+
+q4Rows51201_ordered08:
+	PREFETCHT0 (DI)
+	ADDQ       R8, DI
+
+q4Rows51201_fetched08:
+	VCVTPH2PS   (SI), Z26
+	VCVTPH2PS   32(SI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	ADDQ        $+64, SI
+	DECQ        DX
+	JNZ         q4Rows51201_one
 
 q4Rows51201_done:
 	TESTQ BX, BX
@@ -6799,9 +7819,9 @@ q4Rows51201_done:
 q4Rows51201_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
-	MOVL         $0x3d800000, R9
-	VPBROADCASTD R9, Z30
+	MOVQ         xscale+88(FP), CX
+	MOVL         $0x3d800000, R11
+	VPBROADCASTD R11, Z30
 	VBROADCASTSS (CX), Z28
 	VMULPS       Z30, Z0, Z0
 	VMULPS       Z28, Z0, Z0
@@ -6812,9 +7832,9 @@ q4Rows51201_sum:
 	VZEROUPPER
 	RET
 
-// func q4x128Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+// func q4x128Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 // Requires: AVX, AVX512F, AVX512VNNI, MMX+
-TEXT ·q4x128Rows512(SB), NOSPLIT, $0-88
+TEXT ·q4x128Rows512(SB), NOSPLIT, $0-96
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+1
 	JEQ          rows01
@@ -6834,6 +7854,8 @@ TEXT ·q4x128Rows512(SB), NOSPLIT, $0-88
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -6872,12 +7894,24 @@ q4x128Rows51206_one:
 	VPXORD Z21, Z21, Z21
 	VPXORD Z22, Z22, Z22
 	VPXORD Z23, Z23, Z23
-	MOVQ   $+4, R11
+	MOVQ   $+4, R13
 
 q4x128Rows51206_step:
-	VMOVDQU64    (R8), Z27
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z27
+	TESTQ      R11, R11
+	JZ         q4x128Rows51206_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4x128Rows51206_fetched00
+
+q4x128Rows51206_ordered00:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128Rows51206_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6902,8 +7936,12 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    64(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51206_fetched01
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51206_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6928,8 +7966,12 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    128(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51206_fetched02
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51206_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6954,8 +7996,12 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    192(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51206_fetched03
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51206_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -6980,8 +8026,20 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    256(R8), Z27
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4x128Rows51206_ordered04
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q4x128Rows51206_fetched04
+
+q4x128Rows51206_ordered04:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128Rows51206_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7006,8 +8064,12 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    320(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51206_fetched05
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51206_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7032,8 +8094,12 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    384(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51206_fetched06
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51206_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7058,8 +8124,12 @@ q4x128Rows51206_step:
 	VPDPBUSD     Z26, Z29, Z22
 	VPDPBUSD     Z27, Z29, Z23
 	VMOVDQU64    448(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51206_fetched07
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51206_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7086,51 +8156,63 @@ q4x128Rows51206_step:
 	ADDQ         $+32, DX
 	ADDQ         $+32, BX
 	ADDQ         $+512, R8
-	DECQ         R11
+	DECQ         R13
 	JNZ          q4x128Rows51206_step
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4x128Rows51206_ordered08
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
-	VCVTPH2PS    (R8), Z26
-	VCVTPH2PS    32(R8), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	VPSUBD       Z24, Z18, Z18
-	VPSUBD       Z25, Z19, Z19
-	VCVTDQ2PS    Z18, Z18
-	VCVTDQ2PS    Z19, Z19
-	VFMADD231PS  Z26, Z18, Z6
-	VFMADD231PS  Z27, Z19, Z7
-	VPSUBD       Z24, Z20, Z20
-	VPSUBD       Z25, Z21, Z21
-	VCVTDQ2PS    Z20, Z20
-	VCVTDQ2PS    Z21, Z21
-	VFMADD231PS  Z26, Z20, Z8
-	VFMADD231PS  Z27, Z21, Z9
-	VPSUBD       Z24, Z22, Z22
-	VPSUBD       Z25, Z23, Z23
-	VCVTDQ2PS    Z22, Z22
-	VCVTDQ2PS    Z23, Z23
-	VFMADD231PS  Z26, Z22, Z10
-	VFMADD231PS  Z27, Z23, Z11
-	ADDQ         $+64, R8
-	DECQ         SI
-	JNZ          q4x128Rows51206_one
+	JMP          q4x128Rows51206_fetched08
+
+q4x128Rows51206_ordered08:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128Rows51206_fetched08:
+	VCVTPH2PS   (R8), Z26
+	VCVTPH2PS   32(R8), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	VPSUBD      Z24, Z18, Z18
+	VPSUBD      Z25, Z19, Z19
+	VCVTDQ2PS   Z18, Z18
+	VCVTDQ2PS   Z19, Z19
+	VFMADD231PS Z26, Z18, Z6
+	VFMADD231PS Z27, Z19, Z7
+	VPSUBD      Z24, Z20, Z20
+	VPSUBD      Z25, Z21, Z21
+	VCVTDQ2PS   Z20, Z20
+	VCVTDQ2PS   Z21, Z21
+	VFMADD231PS Z26, Z20, Z8
+	VFMADD231PS Z27, Z21, Z9
+	VPSUBD      Z24, Z22, Z22
+	VPSUBD      Z25, Z23, Z23
+	VCVTDQ2PS   Z22, Z22
+	VCVTDQ2PS   Z23, Z23
+	VFMADD231PS Z26, Z22, Z10
+	VFMADD231PS Z27, Z23, Z11
+	ADDQ        $+64, R8
+	DECQ        SI
+	JNZ         q4x128Rows51206_one
 
 q4x128Rows51206_done:
 	TESTQ DI, DI
@@ -7144,7 +8226,7 @@ q4x128Rows51206_done:
 q4x128Rows51206_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -7206,6 +8288,8 @@ rows05:
 	MOVQ         ahead+64(FP), R9
 	MOVQ         stride+72(FP), R10
 	ADDQ         R8, R9
+	MOVQ         gap+80(FP), R11
+	LEAQ         (R11)(R11*2), R12
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -7240,12 +8324,24 @@ q4x128Rows51205_one:
 	VPXORD Z19, Z19, Z19
 	VPXORD Z20, Z20, Z20
 	VPXORD Z21, Z21, Z21
-	MOVQ   $+4, R11
+	MOVQ   $+4, R13
 
 q4x128Rows51205_step:
-	VMOVDQU64    (R8), Z27
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	VMOVDQU64  (R8), Z27
+	TESTQ      R11, R11
+	JZ         q4x128Rows51205_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4x128Rows51205_fetched00
+
+q4x128Rows51205_ordered00:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128Rows51205_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7267,8 +8363,12 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    64(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51205_fetched01
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51205_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7290,8 +8390,12 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    128(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51205_fetched02
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51205_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7313,8 +8417,12 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    192(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51205_fetched03
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51205_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7336,8 +8444,20 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    256(R8), Z27
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4x128Rows51205_ordered04
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
+	JMP          q4x128Rows51205_fetched04
+
+q4x128Rows51205_ordered04:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128Rows51205_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7359,8 +8479,12 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    320(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51205_fetched05
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51205_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7382,8 +8506,12 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    384(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51205_fetched06
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51205_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7405,8 +8533,12 @@ q4x128Rows51205_step:
 	VPDPBUSD     Z26, Z28, Z20
 	VPDPBUSD     Z27, Z28, Z21
 	VMOVDQU64    448(R8), Z27
+	TESTQ        R11, R11
+	JNZ          q4x128Rows51205_fetched07
 	PREFETCHT0   (R9)
 	ADDQ         R10, R9
+
+q4x128Rows51205_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7430,45 +8562,57 @@ q4x128Rows51205_step:
 	ADDQ         $+32, DX
 	ADDQ         $+32, BX
 	ADDQ         $+512, R8
-	DECQ         R11
+	DECQ         R13
 	JNZ          q4x128Rows51205_step
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4x128Rows51205_ordered08
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
-	VCVTPH2PS    (R8), Z26
-	VCVTPH2PS    32(R8), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	VPSUBD       Z24, Z18, Z18
-	VPSUBD       Z25, Z19, Z19
-	VCVTDQ2PS    Z18, Z18
-	VCVTDQ2PS    Z19, Z19
-	VFMADD231PS  Z26, Z18, Z6
-	VFMADD231PS  Z27, Z19, Z7
-	VPSUBD       Z24, Z20, Z20
-	VPSUBD       Z25, Z21, Z21
-	VCVTDQ2PS    Z20, Z20
-	VCVTDQ2PS    Z21, Z21
-	VFMADD231PS  Z26, Z20, Z8
-	VFMADD231PS  Z27, Z21, Z9
-	ADDQ         $+64, R8
-	DECQ         SI
-	JNZ          q4x128Rows51205_one
+	JMP          q4x128Rows51205_fetched08
+
+q4x128Rows51205_ordered08:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128Rows51205_fetched08:
+	VCVTPH2PS   (R8), Z26
+	VCVTPH2PS   32(R8), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	VPSUBD      Z24, Z18, Z18
+	VPSUBD      Z25, Z19, Z19
+	VCVTDQ2PS   Z18, Z18
+	VCVTDQ2PS   Z19, Z19
+	VFMADD231PS Z26, Z18, Z6
+	VFMADD231PS Z27, Z19, Z7
+	VPSUBD      Z24, Z20, Z20
+	VPSUBD      Z25, Z21, Z21
+	VCVTDQ2PS   Z20, Z20
+	VCVTDQ2PS   Z21, Z21
+	VFMADD231PS Z26, Z20, Z8
+	VFMADD231PS Z27, Z21, Z9
+	ADDQ        $+64, R8
+	DECQ        SI
+	JNZ         q4x128Rows51205_one
 
 q4x128Rows51205_done:
 	TESTQ DI, DI
@@ -7482,7 +8626,7 @@ q4x128Rows51205_done:
 q4x128Rows51205_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -7536,6 +8680,8 @@ rows04:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -7565,12 +8711,24 @@ q4x128Rows51204_one:
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
 	VPXORD Z19, Z19, Z19
-	MOVQ   $+4, R10
+	MOVQ   $+4, R12
 
 q4x128Rows51204_step:
-	VMOVDQU64    (DI), Z27
-	PREFETCHT0   (R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z27
+	TESTQ      R10, R10
+	JZ         q4x128Rows51204_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q4x128Rows51204_fetched00
+
+q4x128Rows51204_ordered00:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51204_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7589,8 +8747,12 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    64(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51204_fetched01
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51204_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7609,8 +8771,12 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    128(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51204_fetched02
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51204_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7629,8 +8795,12 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    192(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51204_fetched03
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51204_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7649,8 +8819,20 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    256(DI), Z27
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4x128Rows51204_ordered04
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q4x128Rows51204_fetched04
+
+q4x128Rows51204_ordered04:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51204_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7669,8 +8851,12 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    320(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51204_fetched05
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51204_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7689,8 +8875,12 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    384(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51204_fetched06
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51204_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7709,8 +8899,12 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z26, Z29, Z18
 	VPDPBUSD     Z27, Z29, Z19
 	VMOVDQU64    448(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51204_fetched07
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51204_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7730,39 +8924,51 @@ q4x128Rows51204_step:
 	VPDPBUSD     Z27, Z29, Z19
 	ADDQ         $+32, DX
 	ADDQ         $+512, DI
-	DECQ         R10
+	DECQ         R12
 	JNZ          q4x128Rows51204_step
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4x128Rows51204_ordered08
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VCVTPH2PS    (DI), Z26
-	VCVTPH2PS    32(DI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	VPSUBD       Z24, Z18, Z18
-	VPSUBD       Z25, Z19, Z19
-	VCVTDQ2PS    Z18, Z18
-	VCVTDQ2PS    Z19, Z19
-	VFMADD231PS  Z26, Z18, Z6
-	VFMADD231PS  Z27, Z19, Z7
-	ADDQ         $+64, DI
-	DECQ         BX
-	JNZ          q4x128Rows51204_one
+	JMP          q4x128Rows51204_fetched08
+
+q4x128Rows51204_ordered08:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51204_fetched08:
+	VCVTPH2PS   (DI), Z26
+	VCVTPH2PS   32(DI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	VPSUBD      Z24, Z18, Z18
+	VPSUBD      Z25, Z19, Z19
+	VCVTDQ2PS   Z18, Z18
+	VCVTDQ2PS   Z19, Z19
+	VFMADD231PS Z26, Z18, Z6
+	VFMADD231PS Z27, Z19, Z7
+	ADDQ        $+64, DI
+	DECQ        BX
+	JNZ         q4x128Rows51204_one
 
 q4x128Rows51204_done:
 	TESTQ SI, SI
@@ -7776,7 +8982,7 @@ q4x128Rows51204_done:
 q4x128Rows51204_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -7822,6 +9028,8 @@ rows03:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -7851,9 +9059,21 @@ q4x128Rows51203_one:
 	MOVQ   $+4, DX
 
 q4x128Rows51203_step:
-	VMOVDQU64    (DI), Z27
-	PREFETCHT0   (R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z27
+	TESTQ      R10, R10
+	JZ         q4x128Rows51203_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q4x128Rows51203_fetched00
+
+q4x128Rows51203_ordered00:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51203_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7869,8 +9089,12 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    64(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51203_fetched01
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51203_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7886,8 +9110,12 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    128(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51203_fetched02
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51203_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7903,8 +9131,12 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    192(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51203_fetched03
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51203_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7920,8 +9152,20 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    256(DI), Z27
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4x128Rows51203_ordered04
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q4x128Rows51203_fetched04
+
+q4x128Rows51203_ordered04:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51203_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7937,8 +9181,12 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    320(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51203_fetched05
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51203_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7954,8 +9202,12 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    384(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51203_fetched06
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51203_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7971,8 +9223,12 @@ q4x128Rows51203_step:
 	VPDPBUSD     Z26, Z28, Z16
 	VPDPBUSD     Z27, Z28, Z17
 	VMOVDQU64    448(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51203_fetched07
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51203_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -7991,31 +9247,43 @@ q4x128Rows51203_step:
 	ADDQ         $+512, DI
 	DECQ         DX
 	JNZ          q4x128Rows51203_step
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4x128Rows51203_ordered08
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VCVTPH2PS    (DI), Z26
-	VCVTPH2PS    32(DI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	VPSUBD       Z24, Z16, Z16
-	VPSUBD       Z25, Z17, Z17
-	VCVTDQ2PS    Z16, Z16
-	VCVTDQ2PS    Z17, Z17
-	VFMADD231PS  Z26, Z16, Z4
-	VFMADD231PS  Z27, Z17, Z5
-	ADDQ         $+64, DI
-	DECQ         BX
-	JNZ          q4x128Rows51203_one
+	JMP          q4x128Rows51203_fetched08
+
+q4x128Rows51203_ordered08:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51203_fetched08:
+	VCVTPH2PS   (DI), Z26
+	VCVTPH2PS   32(DI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	VPSUBD      Z24, Z16, Z16
+	VPSUBD      Z25, Z17, Z17
+	VCVTDQ2PS   Z16, Z16
+	VCVTDQ2PS   Z17, Z17
+	VFMADD231PS Z26, Z16, Z4
+	VFMADD231PS Z27, Z17, Z5
+	ADDQ        $+64, DI
+	DECQ        BX
+	JNZ         q4x128Rows51203_one
 
 q4x128Rows51203_done:
 	TESTQ SI, SI
@@ -8029,7 +9297,7 @@ q4x128Rows51203_done:
 q4x128Rows51203_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -8067,6 +9335,8 @@ rows02:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x80808080, CX
 	VPBROADCASTD CX, Z30
 	MOVL         $0xf0f0f0f0, CX
@@ -8092,9 +9362,21 @@ q4x128Rows51202_one:
 	MOVQ   $+4, DX
 
 q4x128Rows51202_step:
-	VMOVDQU64    (DI), Z27
-	PREFETCHT0   (R8)
-	ADDQ         R9, R8
+	VMOVDQU64  (DI), Z27
+	TESTQ      R10, R10
+	JZ         q4x128Rows51202_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q4x128Rows51202_fetched00
+
+q4x128Rows51202_ordered00:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51202_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8107,8 +9389,12 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    64(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51202_fetched01
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51202_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8121,8 +9407,12 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    128(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51202_fetched02
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51202_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8135,8 +9425,12 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    192(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51202_fetched03
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51202_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8149,8 +9443,20 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    256(DI), Z27
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4x128Rows51202_ordered04
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q4x128Rows51202_fetched04
+
+q4x128Rows51202_ordered04:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51202_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8163,8 +9469,12 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    320(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51202_fetched05
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51202_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8177,8 +9487,12 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    384(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51202_fetched06
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51202_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8191,8 +9505,12 @@ q4x128Rows51202_step:
 	VPDPBUSD     Z26, Z29, Z14
 	VPDPBUSD     Z27, Z29, Z15
 	VMOVDQU64    448(DI), Z27
+	TESTQ        R10, R10
+	JNZ          q4x128Rows51202_fetched07
 	PREFETCHT0   (R8)
 	ADDQ         R9, R8
+
+q4x128Rows51202_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8208,25 +9526,37 @@ q4x128Rows51202_step:
 	ADDQ         $+512, DI
 	DECQ         DX
 	JNZ          q4x128Rows51202_step
-	PREFETCHT0   (R8)
+	TESTQ        R10, R10
+	JZ           q4x128Rows51202_ordered08
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VCVTPH2PS    (DI), Z26
-	VCVTPH2PS    32(DI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	VPSUBD       Z24, Z14, Z14
-	VPSUBD       Z25, Z15, Z15
-	VCVTDQ2PS    Z14, Z14
-	VCVTDQ2PS    Z15, Z15
-	VFMADD231PS  Z26, Z14, Z2
-	VFMADD231PS  Z27, Z15, Z3
-	ADDQ         $+64, DI
-	DECQ         BX
-	JNZ          q4x128Rows51202_one
+	JMP          q4x128Rows51202_fetched08
+
+q4x128Rows51202_ordered08:
+	PREFETCHT0 (R8)
+	ADDQ       R9, R8
+
+q4x128Rows51202_fetched08:
+	VCVTPH2PS   (DI), Z26
+	VCVTPH2PS   32(DI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	VPSUBD      Z24, Z14, Z14
+	VPSUBD      Z25, Z15, Z15
+	VCVTDQ2PS   Z14, Z14
+	VCVTDQ2PS   Z15, Z15
+	VFMADD231PS Z26, Z14, Z2
+	VFMADD231PS Z27, Z15, Z3
+	ADDQ        $+64, DI
+	DECQ        BX
+	JNZ         q4x128Rows51202_one
 
 q4x128Rows51202_done:
 	TESTQ SI, SI
@@ -8240,7 +9570,7 @@ q4x128Rows51202_done:
 q4x128Rows51202_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), DX
-	MOVQ         xscale+80(FP), BX
+	MOVQ         xscale+88(FP), BX
 	MOVL         $0x3d800000, CX
 	VPBROADCASTD CX, Z30
 	VBROADCASTSS (BX), Z28
@@ -8270,10 +9600,12 @@ rows01:
 	MOVQ         ahead+64(FP), DI
 	MOVQ         stride+72(FP), R8
 	ADDQ         SI, DI
-	MOVL         $0x80808080, R9
-	VPBROADCASTD R9, Z30
-	MOVL         $0xf0f0f0f0, R9
-	VPBROADCASTD R9, Z31
+	MOVQ         gap+80(FP), R9
+	LEAQ         (R9)(R9*2), R10
+	MOVL         $0x80808080, R11
+	VPBROADCASTD R11, Z30
+	MOVL         $0xf0f0f0f0, R11
+	VPBROADCASTD R11, Z31
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 
@@ -8291,9 +9623,21 @@ q4x128Rows51201_one:
 	MOVQ   $+4, CX
 
 q4x128Rows51201_step:
-	VMOVDQU64    (SI), Z27
-	PREFETCHT0   (DI)
-	ADDQ         R8, DI
+	VMOVDQU64  (SI), Z27
+	TESTQ      R9, R9
+	JZ         q4x128Rows51201_ordered00
+	PREFETCHT1 (DI)
+	PREFETCHT1 (DI)(R9*1)
+	PREFETCHT1 (DI)(R9*2)
+	PREFETCHT1 (DI)(R10*1)
+	ADDQ       R8, DI
+	JMP        q4x128Rows51201_fetched00
+
+q4x128Rows51201_ordered00:
+	PREFETCHT0 (DI)
+	ADDQ       R8, DI
+
+q4x128Rows51201_fetched00:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8303,8 +9647,12 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    64(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4x128Rows51201_fetched01
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4x128Rows51201_fetched01:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8314,8 +9662,12 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    128(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4x128Rows51201_fetched02
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4x128Rows51201_fetched02:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8325,8 +9677,12 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    192(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4x128Rows51201_fetched03
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4x128Rows51201_fetched03:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8336,8 +9692,20 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    256(SI), Z27
-	PREFETCHT0   (DI)
+	TESTQ        R9, R9
+	JZ           q4x128Rows51201_ordered04
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
+	JMP          q4x128Rows51201_fetched04
+
+q4x128Rows51201_ordered04:
+	PREFETCHT0 (DI)
+	ADDQ       R8, DI
+
+q4x128Rows51201_fetched04:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8347,8 +9715,12 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    320(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4x128Rows51201_fetched05
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4x128Rows51201_fetched05:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8358,8 +9730,12 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    384(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4x128Rows51201_fetched06
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4x128Rows51201_fetched06:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8369,8 +9745,12 @@ q4x128Rows51201_step:
 	VPDPBUSD     Z26, Z28, Z12
 	VPDPBUSD     Z27, Z28, Z13
 	VMOVDQU64    448(SI), Z27
+	TESTQ        R9, R9
+	JNZ          q4x128Rows51201_fetched07
 	PREFETCHT0   (DI)
 	ADDQ         R8, DI
+
+q4x128Rows51201_fetched07:
 	VPSLLD       $+4, Z27, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z26
 	VPTERNLOGD   $0x6a, Z30, Z31, Z27
@@ -8383,19 +9763,31 @@ q4x128Rows51201_step:
 	ADDQ         $+512, SI
 	DECQ         CX
 	JNZ          q4x128Rows51201_step
-	PREFETCHT0   (DI)
+	TESTQ        R9, R9
+	JZ           q4x128Rows51201_ordered08
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
-	VCVTPH2PS    (SI), Z26
-	VCVTPH2PS    32(SI), Z27
-	VPSUBD       Z24, Z12, Z12
-	VPSUBD       Z25, Z13, Z13
-	VCVTDQ2PS    Z12, Z12
-	VCVTDQ2PS    Z13, Z13
-	VFMADD231PS  Z26, Z12, Z0
-	VFMADD231PS  Z27, Z13, Z1
-	ADDQ         $+64, SI
-	DECQ         DX
-	JNZ          q4x128Rows51201_one
+	JMP          q4x128Rows51201_fetched08
+
+q4x128Rows51201_ordered08:
+	PREFETCHT0 (DI)
+	ADDQ       R8, DI
+
+q4x128Rows51201_fetched08:
+	VCVTPH2PS   (SI), Z26
+	VCVTPH2PS   32(SI), Z27
+	VPSUBD      Z24, Z12, Z12
+	VPSUBD      Z25, Z13, Z13
+	VCVTDQ2PS   Z12, Z12
+	VCVTDQ2PS   Z13, Z13
+	VFMADD231PS Z26, Z12, Z0
+	VFMADD231PS Z27, Z13, Z1
+	ADDQ        $+64, SI
+	DECQ        DX
+	JNZ         q4x128Rows51201_one
 
 q4x128Rows51201_done:
 	TESTQ BX, BX
@@ -8409,9 +9801,9 @@ q4x128Rows51201_done:
 q4x128Rows51201_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
-	MOVL         $0x3d800000, R9
-	VPBROADCASTD R9, Z30
+	MOVQ         xscale+88(FP), CX
+	MOVL         $0x3d800000, R11
+	VPBROADCASTD R11, Z30
 	VBROADCASTSS (CX), Z28
 	VMULPS       Z30, Z0, Z0
 	VMULPS       Z28, Z0, Z0
@@ -11850,9 +13242,9 @@ q4x128Panel51201_plain:
 	VZEROUPPER
 	RET
 
-// func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
+// func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, gap int, more int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·f32Rows512(SB), NOSPLIT, $0-80
+TEXT ·f32Rows512(SB), NOSPLIT, $8-88
 	MOVQ       rows+0(FP), AX
 	CMPQ       AX, $+1
 	JEQ        rows01
@@ -11883,7 +13275,9 @@ TEXT ·f32Rows512(SB), NOSPLIT, $0-80
 	MOVQ       ahead+56(FP), R13
 	MOVQ       stride+64(FP), R14
 	ADDQ       R12, R13
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R15
+	LEAQ       (R15)(R15*2), BP
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3212_more
 	MOVQ       y+8(FP), DX
@@ -12000,13 +13394,25 @@ f3212_begin:
 	JLT  f3212_few
 
 f3212_many:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3212_ordered00
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3212_fetched00
+
+f3212_ordered00:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3212_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -12067,11 +13473,23 @@ f3212_many:
 	VFMADD231PS      Z31, Z29, Z23
 	VMOVUPS          256(R12), Z30
 	VMOVUPS          320(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
+	TESTQ            R15, R15
+	JZ               f3212_ordered01
+	PREFETCHT1       (R13)
+	PREFETCHT1       (R13)(R15*1)
+	PREFETCHT1       (R13)(R15*2)
+	PREFETCHT1       (R13)(BP*1)
 	ADDQ             R14, R13
+	JMP              f3212_fetched01
+
+f3212_ordered01:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3212_fetched01:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -12147,13 +13565,25 @@ f3212_few:
 	JZ   f3212_done
 
 f3212_one:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3212_ordered02
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3212_fetched02
+
+f3212_ordered02:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3212_fetched02:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -12243,7 +13673,9 @@ rows11:
 	MOVQ       ahead+56(FP), R13
 	MOVQ       stride+64(FP), R14
 	ADDQ       R12, R13
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R15
+	LEAQ       (R15)(R15*2), BP
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3211_more
 	MOVQ       y+8(FP), DX
@@ -12352,13 +13784,25 @@ f3211_begin:
 	JLT  f3211_few
 
 f3211_many:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3211_ordered00
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3211_fetched00
+
+f3211_ordered00:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3211_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -12413,11 +13857,23 @@ f3211_many:
 	VFMADD231PS      Z31, Z28, Z21
 	VMOVUPS          256(R12), Z30
 	VMOVUPS          320(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
+	TESTQ            R15, R15
+	JZ               f3211_ordered01
+	PREFETCHT1       (R13)
+	PREFETCHT1       (R13)(R15*1)
+	PREFETCHT1       (R13)(R15*2)
+	PREFETCHT1       (R13)(BP*1)
 	ADDQ             R14, R13
+	JMP              f3211_fetched01
+
+f3211_ordered01:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3211_fetched01:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -12487,13 +13943,25 @@ f3211_few:
 	JZ   f3211_done
 
 f3211_one:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3211_ordered02
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3211_fetched02
+
+f3211_ordered02:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3211_fetched02:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -12577,7 +14045,9 @@ rows10:
 	MOVQ       ahead+56(FP), R13
 	MOVQ       stride+64(FP), R14
 	ADDQ       R12, R13
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R15
+	LEAQ       (R15)(R15*2), BP
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3210_more
 	MOVQ       y+8(FP), DX
@@ -12678,13 +14148,25 @@ f3210_begin:
 	JLT  f3210_few
 
 f3210_many:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3210_ordered00
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3210_fetched00
+
+f3210_ordered00:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3210_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -12733,11 +14215,23 @@ f3210_many:
 	VFMADD231PS      Z31, Z27, Z19
 	VMOVUPS          256(R12), Z30
 	VMOVUPS          320(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
+	TESTQ            R15, R15
+	JZ               f3210_ordered01
+	PREFETCHT1       (R13)
+	PREFETCHT1       (R13)(R15*1)
+	PREFETCHT1       (R13)(R15*2)
+	PREFETCHT1       (R13)(BP*1)
 	ADDQ             R14, R13
+	JMP              f3210_fetched01
+
+f3210_ordered01:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3210_fetched01:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -12801,13 +14295,25 @@ f3210_few:
 	JZ   f3210_done
 
 f3210_one:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3210_ordered02
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3210_fetched02
+
+f3210_ordered02:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3210_fetched02:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -12885,7 +14391,9 @@ rows09:
 	MOVQ       ahead+56(FP), R13
 	MOVQ       stride+64(FP), R14
 	ADDQ       R12, R13
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R15
+	LEAQ       (R15)(R15*2), BP
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3209_more
 	MOVQ       y+8(FP), DX
@@ -12978,13 +14486,25 @@ f3209_begin:
 	JLT  f3209_few
 
 f3209_many:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3209_ordered00
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3209_fetched00
+
+f3209_ordered00:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3209_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13027,11 +14547,23 @@ f3209_many:
 	VFMADD231PS      Z31, Z26, Z17
 	VMOVUPS          256(R12), Z30
 	VMOVUPS          320(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
+	TESTQ            R15, R15
+	JZ               f3209_ordered01
+	PREFETCHT1       (R13)
+	PREFETCHT1       (R13)(R15*1)
+	PREFETCHT1       (R13)(R15*2)
+	PREFETCHT1       (R13)(BP*1)
 	ADDQ             R14, R13
+	JMP              f3209_fetched01
+
+f3209_ordered01:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3209_fetched01:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -13089,13 +14621,25 @@ f3209_few:
 	JZ   f3209_done
 
 f3209_one:
-	VMOVUPS          (R12), Z30
-	VMOVUPS          64(R12), Z31
-	PREFETCHT0       (R13)
-	PREFETCHT0       64(R13)
-	PREFETCHT0       128(R13)
-	PREFETCHT0       192(R13)
-	ADDQ             R14, R13
+	VMOVUPS    (R12), Z30
+	VMOVUPS    64(R12), Z31
+	TESTQ      R15, R15
+	JZ         f3209_ordered02
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(R15*1)
+	PREFETCHT1 (R13)(R15*2)
+	PREFETCHT1 (R13)(BP*1)
+	ADDQ       R14, R13
+	JMP        f3209_fetched02
+
+f3209_ordered02:
+	PREFETCHT0 (R13)
+	PREFETCHT0 64(R13)
+	PREFETCHT0 128(R13)
+	PREFETCHT0 192(R13)
+	ADDQ       R14, R13
+
+f3209_fetched02:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13167,7 +14711,9 @@ rows08:
 	MOVQ       ahead+56(FP), R12
 	MOVQ       stride+64(FP), R13
 	ADDQ       R11, R12
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R14
+	LEAQ       (R14)(R14*2), R15
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3208_more
 	MOVQ       y+8(FP), DX
@@ -13252,13 +14798,25 @@ f3208_begin:
 	JLT  f3208_few
 
 f3208_many:
-	VMOVUPS          (R11), Z30
-	VMOVUPS          64(R11), Z31
-	PREFETCHT0       (R12)
-	PREFETCHT0       64(R12)
-	PREFETCHT0       128(R12)
-	PREFETCHT0       192(R12)
-	ADDQ             R13, R12
+	VMOVUPS    (R11), Z30
+	VMOVUPS    64(R11), Z31
+	TESTQ      R14, R14
+	JZ         f3208_ordered00
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(R14*1)
+	PREFETCHT1 (R12)(R14*2)
+	PREFETCHT1 (R12)(R15*1)
+	ADDQ       R13, R12
+	JMP        f3208_fetched00
+
+f3208_ordered00:
+	PREFETCHT0 (R12)
+	PREFETCHT0 64(R12)
+	PREFETCHT0 128(R12)
+	PREFETCHT0 192(R12)
+	ADDQ       R13, R12
+
+f3208_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13295,11 +14853,23 @@ f3208_many:
 	VFMADD231PS.BCST 4(AX), Z31, Z15
 	VMOVUPS          256(R11), Z30
 	VMOVUPS          320(R11), Z31
-	PREFETCHT0       (R12)
-	PREFETCHT0       64(R12)
-	PREFETCHT0       128(R12)
-	PREFETCHT0       192(R12)
+	TESTQ            R14, R14
+	JZ               f3208_ordered01
+	PREFETCHT1       (R12)
+	PREFETCHT1       (R12)(R14*1)
+	PREFETCHT1       (R12)(R14*2)
+	PREFETCHT1       (R12)(R15*1)
 	ADDQ             R13, R12
+	JMP              f3208_fetched01
+
+f3208_ordered01:
+	PREFETCHT0 (R12)
+	PREFETCHT0 64(R12)
+	PREFETCHT0 128(R12)
+	PREFETCHT0 192(R12)
+	ADDQ       R13, R12
+
+f3208_fetched01:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -13351,13 +14921,25 @@ f3208_few:
 	JZ   f3208_done
 
 f3208_one:
-	VMOVUPS          (R11), Z30
-	VMOVUPS          64(R11), Z31
-	PREFETCHT0       (R12)
-	PREFETCHT0       64(R12)
-	PREFETCHT0       128(R12)
-	PREFETCHT0       192(R12)
-	ADDQ             R13, R12
+	VMOVUPS    (R11), Z30
+	VMOVUPS    64(R11), Z31
+	TESTQ      R14, R14
+	JZ         f3208_ordered02
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(R14*1)
+	PREFETCHT1 (R12)(R14*2)
+	PREFETCHT1 (R12)(R15*1)
+	ADDQ       R13, R12
+	JMP        f3208_fetched02
+
+f3208_ordered02:
+	PREFETCHT0 (R12)
+	PREFETCHT0 64(R12)
+	PREFETCHT0 128(R12)
+	PREFETCHT0 192(R12)
+	ADDQ       R13, R12
+
+f3208_fetched02:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13423,7 +15005,9 @@ rows07:
 	MOVQ       ahead+56(FP), R11
 	MOVQ       stride+64(FP), R12
 	ADDQ       R10, R11
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R13
+	LEAQ       (R13)(R13*2), R14
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3207_more
 	MOVQ       y+8(FP), DX
@@ -13499,13 +15083,25 @@ f3207_begin:
 	JLT  f3207_few
 
 f3207_many:
-	VMOVUPS          (R10), Z30
-	VMOVUPS          64(R10), Z31
-	PREFETCHT0       (R11)
-	PREFETCHT0       64(R11)
-	PREFETCHT0       128(R11)
-	PREFETCHT0       192(R11)
-	ADDQ             R12, R11
+	VMOVUPS    (R10), Z30
+	VMOVUPS    64(R10), Z31
+	TESTQ      R13, R13
+	JZ         f3207_ordered00
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(R13*1)
+	PREFETCHT1 (R11)(R13*2)
+	PREFETCHT1 (R11)(R14*1)
+	ADDQ       R12, R11
+	JMP        f3207_fetched00
+
+f3207_ordered00:
+	PREFETCHT0 (R11)
+	PREFETCHT0 64(R11)
+	PREFETCHT0 128(R11)
+	PREFETCHT0 192(R11)
+	ADDQ       R12, R11
+
+f3207_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13538,11 +15134,23 @@ f3207_many:
 	VFMADD231PS.BCST 4(AX), Z31, Z13
 	VMOVUPS          256(R10), Z30
 	VMOVUPS          320(R10), Z31
-	PREFETCHT0       (R11)
-	PREFETCHT0       64(R11)
-	PREFETCHT0       128(R11)
-	PREFETCHT0       192(R11)
+	TESTQ            R13, R13
+	JZ               f3207_ordered01
+	PREFETCHT1       (R11)
+	PREFETCHT1       (R11)(R13*1)
+	PREFETCHT1       (R11)(R13*2)
+	PREFETCHT1       (R11)(R14*1)
 	ADDQ             R12, R11
+	JMP              f3207_fetched01
+
+f3207_ordered01:
+	PREFETCHT0 (R11)
+	PREFETCHT0 64(R11)
+	PREFETCHT0 128(R11)
+	PREFETCHT0 192(R11)
+	ADDQ       R12, R11
+
+f3207_fetched01:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -13589,13 +15197,25 @@ f3207_few:
 	JZ   f3207_done
 
 f3207_one:
-	VMOVUPS          (R10), Z30
-	VMOVUPS          64(R10), Z31
-	PREFETCHT0       (R11)
-	PREFETCHT0       64(R11)
-	PREFETCHT0       128(R11)
-	PREFETCHT0       192(R11)
-	ADDQ             R12, R11
+	VMOVUPS    (R10), Z30
+	VMOVUPS    64(R10), Z31
+	TESTQ      R13, R13
+	JZ         f3207_ordered02
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(R13*1)
+	PREFETCHT1 (R11)(R13*2)
+	PREFETCHT1 (R11)(R14*1)
+	ADDQ       R12, R11
+	JMP        f3207_fetched02
+
+f3207_ordered02:
+	PREFETCHT0 (R11)
+	PREFETCHT0 64(R11)
+	PREFETCHT0 128(R11)
+	PREFETCHT0 192(R11)
+	ADDQ       R12, R11
+
+f3207_fetched02:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13655,7 +15275,9 @@ rows06:
 	MOVQ       ahead+56(FP), R10
 	MOVQ       stride+64(FP), R11
 	ADDQ       R9, R10
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R12
+	LEAQ       (R12)(R12*2), R13
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3206_more
 	MOVQ       y+8(FP), DX
@@ -13722,11 +15344,23 @@ f3206_begin:
 	JLT  f3206_few
 
 f3206_many:
-	VMOVUPS          (R9), Z30
-	VMOVUPS          64(R9), Z31
-	PREFETCHT0       (R10)
-	PREFETCHT0       64(R10)
-	ADDQ             R11, R10
+	VMOVUPS    (R9), Z30
+	VMOVUPS    64(R9), Z31
+	TESTQ      R12, R12
+	JZ         f3206_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        f3206_fetched00
+
+f3206_ordered00:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R11, R10
+
+f3206_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13741,9 +15375,13 @@ f3206_many:
 	VFMADD231PS.BCST (AX), Z31, Z11
 	VMOVUPS          128(R9), Z30
 	VMOVUPS          192(R9), Z31
+	TESTQ            R12, R12
+	JNZ              f3206_fetched01
 	PREFETCHT0       (R10)
 	PREFETCHT0       64(R10)
 	ADDQ             R11, R10
+
+f3206_fetched01:
 	VFMADD231PS.BCST 4(CX), Z30, Z0
 	VFMADD231PS.BCST 4(CX), Z31, Z1
 	VFMADD231PS.BCST 4(DX), Z30, Z2
@@ -13758,9 +15396,21 @@ f3206_many:
 	VFMADD231PS.BCST 4(AX), Z31, Z11
 	VMOVUPS          256(R9), Z30
 	VMOVUPS          320(R9), Z31
-	PREFETCHT0       (R10)
-	PREFETCHT0       64(R10)
+	TESTQ            R12, R12
+	JZ               f3206_ordered02
+	PREFETCHT1       (R10)
+	PREFETCHT1       (R10)(R12*1)
+	PREFETCHT1       (R10)(R12*2)
+	PREFETCHT1       (R10)(R13*1)
 	ADDQ             R11, R10
+	JMP              f3206_fetched02
+
+f3206_ordered02:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R11, R10
+
+f3206_fetched02:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -13775,9 +15425,13 @@ f3206_many:
 	VFMADD231PS.BCST 8(AX), Z31, Z11
 	VMOVUPS          384(R9), Z30
 	VMOVUPS          448(R9), Z31
+	TESTQ            R12, R12
+	JNZ              f3206_fetched03
 	PREFETCHT0       (R10)
 	PREFETCHT0       64(R10)
 	ADDQ             R11, R10
+
+f3206_fetched03:
 	VFMADD231PS.BCST 12(CX), Z30, Z0
 	VFMADD231PS.BCST 12(CX), Z31, Z1
 	VFMADD231PS.BCST 12(DX), Z30, Z2
@@ -13805,11 +15459,23 @@ f3206_few:
 	JZ   f3206_done
 
 f3206_one:
-	VMOVUPS          (R9), Z30
-	VMOVUPS          64(R9), Z31
-	PREFETCHT0       (R10)
-	PREFETCHT0       64(R10)
-	ADDQ             R11, R10
+	VMOVUPS    (R9), Z30
+	VMOVUPS    64(R9), Z31
+	TESTQ      R12, R12
+	JZ         f3206_ordered04
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        f3206_fetched04
+
+f3206_ordered04:
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R11, R10
+
+f3206_fetched04:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13863,7 +15529,9 @@ rows05:
 	MOVQ       ahead+56(FP), R9
 	MOVQ       stride+64(FP), R10
 	ADDQ       R8, R9
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R11
+	LEAQ       (R11)(R11*2), R12
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3205_more
 	MOVQ       y+8(FP), DX
@@ -13921,11 +15589,23 @@ f3205_begin:
 	JLT  f3205_few
 
 f3205_many:
-	VMOVUPS          (R8), Z30
-	VMOVUPS          64(R8), Z31
-	PREFETCHT0       (R9)
-	PREFETCHT0       64(R9)
-	ADDQ             R10, R9
+	VMOVUPS    (R8), Z30
+	VMOVUPS    64(R8), Z31
+	TESTQ      R11, R11
+	JZ         f3205_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        f3205_fetched00
+
+f3205_ordered00:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+f3205_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -13938,9 +15618,13 @@ f3205_many:
 	VFMADD231PS.BCST (AX), Z31, Z9
 	VMOVUPS          128(R8), Z30
 	VMOVUPS          192(R8), Z31
+	TESTQ            R11, R11
+	JNZ              f3205_fetched01
 	PREFETCHT0       (R9)
 	PREFETCHT0       64(R9)
 	ADDQ             R10, R9
+
+f3205_fetched01:
 	VFMADD231PS.BCST 4(CX), Z30, Z0
 	VFMADD231PS.BCST 4(CX), Z31, Z1
 	VFMADD231PS.BCST 4(DX), Z30, Z2
@@ -13953,9 +15637,21 @@ f3205_many:
 	VFMADD231PS.BCST 4(AX), Z31, Z9
 	VMOVUPS          256(R8), Z30
 	VMOVUPS          320(R8), Z31
-	PREFETCHT0       (R9)
-	PREFETCHT0       64(R9)
+	TESTQ            R11, R11
+	JZ               f3205_ordered02
+	PREFETCHT1       (R9)
+	PREFETCHT1       (R9)(R11*1)
+	PREFETCHT1       (R9)(R11*2)
+	PREFETCHT1       (R9)(R12*1)
 	ADDQ             R10, R9
+	JMP              f3205_fetched02
+
+f3205_ordered02:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+f3205_fetched02:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -13968,9 +15664,13 @@ f3205_many:
 	VFMADD231PS.BCST 8(AX), Z31, Z9
 	VMOVUPS          384(R8), Z30
 	VMOVUPS          448(R8), Z31
+	TESTQ            R11, R11
+	JNZ              f3205_fetched03
 	PREFETCHT0       (R9)
 	PREFETCHT0       64(R9)
 	ADDQ             R10, R9
+
+f3205_fetched03:
 	VFMADD231PS.BCST 12(CX), Z30, Z0
 	VFMADD231PS.BCST 12(CX), Z31, Z1
 	VFMADD231PS.BCST 12(DX), Z30, Z2
@@ -13995,11 +15695,23 @@ f3205_few:
 	JZ   f3205_done
 
 f3205_one:
-	VMOVUPS          (R8), Z30
-	VMOVUPS          64(R8), Z31
-	PREFETCHT0       (R9)
-	PREFETCHT0       64(R9)
-	ADDQ             R10, R9
+	VMOVUPS    (R8), Z30
+	VMOVUPS    64(R8), Z31
+	TESTQ      R11, R11
+	JZ         f3205_ordered04
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        f3205_fetched04
+
+f3205_ordered04:
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R10, R9
+
+f3205_fetched04:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -14047,7 +15759,9 @@ rows04:
 	MOVQ       ahead+56(FP), R8
 	MOVQ       stride+64(FP), R9
 	ADDQ       DI, R8
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R10
+	LEAQ       (R10)(R10*2), R11
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3204_more
 	MOVQ       y+8(FP), DX
@@ -14096,11 +15810,23 @@ f3204_begin:
 	JLT  f3204_few
 
 f3204_many:
-	VMOVUPS          (DI), Z30
-	VMOVUPS          64(DI), Z31
-	PREFETCHT0       (R8)
-	PREFETCHT0       64(R8)
-	ADDQ             R9, R8
+	VMOVUPS    (DI), Z30
+	VMOVUPS    64(DI), Z31
+	TESTQ      R10, R10
+	JZ         f3204_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        f3204_fetched00
+
+f3204_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+f3204_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -14111,9 +15837,13 @@ f3204_many:
 	VFMADD231PS.BCST (AX), Z31, Z7
 	VMOVUPS          128(DI), Z30
 	VMOVUPS          192(DI), Z31
+	TESTQ            R10, R10
+	JNZ              f3204_fetched01
 	PREFETCHT0       (R8)
 	PREFETCHT0       64(R8)
 	ADDQ             R9, R8
+
+f3204_fetched01:
 	VFMADD231PS.BCST 4(CX), Z30, Z0
 	VFMADD231PS.BCST 4(CX), Z31, Z1
 	VFMADD231PS.BCST 4(DX), Z30, Z2
@@ -14124,9 +15854,21 @@ f3204_many:
 	VFMADD231PS.BCST 4(AX), Z31, Z7
 	VMOVUPS          256(DI), Z30
 	VMOVUPS          320(DI), Z31
-	PREFETCHT0       (R8)
-	PREFETCHT0       64(R8)
+	TESTQ            R10, R10
+	JZ               f3204_ordered02
+	PREFETCHT1       (R8)
+	PREFETCHT1       (R8)(R10*1)
+	PREFETCHT1       (R8)(R10*2)
+	PREFETCHT1       (R8)(R11*1)
 	ADDQ             R9, R8
+	JMP              f3204_fetched02
+
+f3204_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+f3204_fetched02:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -14137,9 +15879,13 @@ f3204_many:
 	VFMADD231PS.BCST 8(AX), Z31, Z7
 	VMOVUPS          384(DI), Z30
 	VMOVUPS          448(DI), Z31
+	TESTQ            R10, R10
+	JNZ              f3204_fetched03
 	PREFETCHT0       (R8)
 	PREFETCHT0       64(R8)
 	ADDQ             R9, R8
+
+f3204_fetched03:
 	VFMADD231PS.BCST 12(CX), Z30, Z0
 	VFMADD231PS.BCST 12(CX), Z31, Z1
 	VFMADD231PS.BCST 12(DX), Z30, Z2
@@ -14161,11 +15907,23 @@ f3204_few:
 	JZ   f3204_done
 
 f3204_one:
-	VMOVUPS          (DI), Z30
-	VMOVUPS          64(DI), Z31
-	PREFETCHT0       (R8)
-	PREFETCHT0       64(R8)
-	ADDQ             R9, R8
+	VMOVUPS    (DI), Z30
+	VMOVUPS    64(DI), Z31
+	TESTQ      R10, R10
+	JZ         f3204_ordered04
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        f3204_fetched04
+
+f3204_ordered04:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+f3204_fetched04:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -14207,17 +15965,19 @@ rows03:
 	MOVQ       ahead+56(FP), DI
 	MOVQ       stride+64(FP), R8
 	ADDQ       SI, DI
-	MOVQ       more+72(FP), DX
+	MOVQ       gap+72(FP), R9
+	LEAQ       (R9)(R9*2), R10
+	MOVQ       more+80(FP), DX
 	TESTQ      DX, DX
 	JNZ        f3203_more
 	MOVQ       y+8(FP), DX
-	MOVQ       ldy+16(FP), R9
+	MOVQ       ldy+16(FP), R11
 	PREFETCHT0 (DX)
 	PREFETCHT0 64(DX)
-	ADDQ       R9, DX
+	ADDQ       R11, DX
 	PREFETCHT0 (DX)
 	PREFETCHT0 64(DX)
-	ADDQ       R9, DX
+	ADDQ       R11, DX
 	PREFETCHT0 (DX)
 	PREFETCHT0 64(DX)
 	VPXORD     Z0, Z0, Z0
@@ -14230,13 +15990,13 @@ rows03:
 
 f3203_more:
 	MOVQ    y+8(FP), DX
-	MOVQ    ldy+16(FP), R9
+	MOVQ    ldy+16(FP), R11
 	VMOVUPS (DX), Z0
 	VMOVUPS 64(DX), Z1
-	ADDQ    R9, DX
+	ADDQ    R11, DX
 	VMOVUPS (DX), Z2
 	VMOVUPS 64(DX), Z3
-	ADDQ    R9, DX
+	ADDQ    R11, DX
 	VMOVUPS (DX), Z4
 	VMOVUPS 64(DX), Z5
 
@@ -14247,11 +16007,23 @@ f3203_begin:
 	JLT  f3203_few
 
 f3203_many:
-	VMOVUPS          (SI), Z30
-	VMOVUPS          64(SI), Z31
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
-	ADDQ             R8, DI
+	VMOVUPS    (SI), Z30
+	VMOVUPS    64(SI), Z31
+	TESTQ      R9, R9
+	JZ         f3203_ordered00
+	PREFETCHT1 (DI)
+	PREFETCHT1 (DI)(R9*1)
+	PREFETCHT1 (DI)(R9*2)
+	PREFETCHT1 (DI)(R10*1)
+	ADDQ       R8, DI
+	JMP        f3203_fetched00
+
+f3203_ordered00:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+f3203_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -14260,9 +16032,13 @@ f3203_many:
 	VFMADD231PS.BCST (AX), Z31, Z5
 	VMOVUPS          128(SI), Z30
 	VMOVUPS          192(SI), Z31
+	TESTQ            R9, R9
+	JNZ              f3203_fetched01
 	PREFETCHT0       (DI)
 	PREFETCHT0       64(DI)
 	ADDQ             R8, DI
+
+f3203_fetched01:
 	VFMADD231PS.BCST 4(CX), Z30, Z0
 	VFMADD231PS.BCST 4(CX), Z31, Z1
 	VFMADD231PS.BCST 4(DX), Z30, Z2
@@ -14271,9 +16047,21 @@ f3203_many:
 	VFMADD231PS.BCST 4(AX), Z31, Z5
 	VMOVUPS          256(SI), Z30
 	VMOVUPS          320(SI), Z31
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	TESTQ            R9, R9
+	JZ               f3203_ordered02
+	PREFETCHT1       (DI)
+	PREFETCHT1       (DI)(R9*1)
+	PREFETCHT1       (DI)(R9*2)
+	PREFETCHT1       (DI)(R10*1)
 	ADDQ             R8, DI
+	JMP              f3203_fetched02
+
+f3203_ordered02:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+f3203_fetched02:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(DX), Z30, Z2
@@ -14282,9 +16070,13 @@ f3203_many:
 	VFMADD231PS.BCST 8(AX), Z31, Z5
 	VMOVUPS          384(SI), Z30
 	VMOVUPS          448(SI), Z31
+	TESTQ            R9, R9
+	JNZ              f3203_fetched03
 	PREFETCHT0       (DI)
 	PREFETCHT0       64(DI)
 	ADDQ             R8, DI
+
+f3203_fetched03:
 	VFMADD231PS.BCST 12(CX), Z30, Z0
 	VFMADD231PS.BCST 12(CX), Z31, Z1
 	VFMADD231PS.BCST 12(DX), Z30, Z2
@@ -14303,11 +16095,23 @@ f3203_few:
 	JZ   f3203_done
 
 f3203_one:
-	VMOVUPS          (SI), Z30
-	VMOVUPS          64(SI), Z31
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
-	ADDQ             R8, DI
+	VMOVUPS    (SI), Z30
+	VMOVUPS    64(SI), Z31
+	TESTQ      R9, R9
+	JZ         f3203_ordered04
+	PREFETCHT1 (DI)
+	PREFETCHT1 (DI)(R9*1)
+	PREFETCHT1 (DI)(R9*2)
+	PREFETCHT1 (DI)(R10*1)
+	ADDQ       R8, DI
+	JMP        f3203_fetched04
+
+f3203_ordered04:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+f3203_fetched04:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (DX), Z30, Z2
@@ -14343,16 +16147,18 @@ rows02:
 	MOVQ       ahead+56(FP), SI
 	MOVQ       stride+64(FP), DI
 	ADDQ       BX, SI
-	MOVQ       more+72(FP), R8
-	TESTQ      R8, R8
+	MOVQ       gap+72(FP), R8
+	LEAQ       (R8)(R8*2), R9
+	MOVQ       more+80(FP), R10
+	TESTQ      R10, R10
 	JNZ        f3202_more
-	MOVQ       y+8(FP), R8
-	MOVQ       ldy+16(FP), R9
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
-	ADDQ       R9, R8
-	PREFETCHT0 (R8)
-	PREFETCHT0 64(R8)
+	MOVQ       y+8(FP), R10
+	MOVQ       ldy+16(FP), R11
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
+	ADDQ       R11, R10
+	PREFETCHT0 (R10)
+	PREFETCHT0 64(R10)
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
 	VPXORD     Z2, Z2, Z2
@@ -14360,13 +16166,13 @@ rows02:
 	JMP        f3202_begin
 
 f3202_more:
-	MOVQ    y+8(FP), R8
-	MOVQ    ldy+16(FP), R9
-	VMOVUPS (R8), Z0
-	VMOVUPS 64(R8), Z1
-	ADDQ    R9, R8
-	VMOVUPS (R8), Z2
-	VMOVUPS 64(R8), Z3
+	MOVQ    y+8(FP), R10
+	MOVQ    ldy+16(FP), R11
+	VMOVUPS (R10), Z0
+	VMOVUPS 64(R10), Z1
+	ADDQ    R11, R10
+	VMOVUPS (R10), Z2
+	VMOVUPS 64(R10), Z3
 
 f3202_begin:
 	LEAQ (CX)(AX*1), AX
@@ -14374,38 +16180,70 @@ f3202_begin:
 	JLT  f3202_few
 
 f3202_many:
-	VMOVUPS          (BX), Z30
-	VMOVUPS          64(BX), Z31
-	PREFETCHT0       (SI)
-	PREFETCHT0       64(SI)
-	ADDQ             DI, SI
+	VMOVUPS    (BX), Z30
+	VMOVUPS    64(BX), Z31
+	TESTQ      R8, R8
+	JZ         f3202_ordered00
+	PREFETCHT1 (SI)
+	PREFETCHT1 (SI)(R8*1)
+	PREFETCHT1 (SI)(R8*2)
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       DI, SI
+	JMP        f3202_fetched00
+
+f3202_ordered00:
+	PREFETCHT0 (SI)
+	PREFETCHT0 64(SI)
+	ADDQ       DI, SI
+
+f3202_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (AX), Z30, Z2
 	VFMADD231PS.BCST (AX), Z31, Z3
 	VMOVUPS          128(BX), Z30
 	VMOVUPS          192(BX), Z31
+	TESTQ            R8, R8
+	JNZ              f3202_fetched01
 	PREFETCHT0       (SI)
 	PREFETCHT0       64(SI)
 	ADDQ             DI, SI
+
+f3202_fetched01:
 	VFMADD231PS.BCST 4(CX), Z30, Z0
 	VFMADD231PS.BCST 4(CX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
 	VFMADD231PS.BCST 4(AX), Z31, Z3
 	VMOVUPS          256(BX), Z30
 	VMOVUPS          320(BX), Z31
-	PREFETCHT0       (SI)
-	PREFETCHT0       64(SI)
+	TESTQ            R8, R8
+	JZ               f3202_ordered02
+	PREFETCHT1       (SI)
+	PREFETCHT1       (SI)(R8*1)
+	PREFETCHT1       (SI)(R8*2)
+	PREFETCHT1       (SI)(R9*1)
 	ADDQ             DI, SI
+	JMP              f3202_fetched02
+
+f3202_ordered02:
+	PREFETCHT0 (SI)
+	PREFETCHT0 64(SI)
+	ADDQ       DI, SI
+
+f3202_fetched02:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VFMADD231PS.BCST 8(AX), Z30, Z2
 	VFMADD231PS.BCST 8(AX), Z31, Z3
 	VMOVUPS          384(BX), Z30
 	VMOVUPS          448(BX), Z31
+	TESTQ            R8, R8
+	JNZ              f3202_fetched03
 	PREFETCHT0       (SI)
 	PREFETCHT0       64(SI)
 	ADDQ             DI, SI
+
+f3202_fetched03:
 	VFMADD231PS.BCST 12(CX), Z30, Z0
 	VFMADD231PS.BCST 12(CX), Z31, Z1
 	VFMADD231PS.BCST 12(AX), Z30, Z2
@@ -14421,11 +16259,23 @@ f3202_few:
 	JZ   f3202_done
 
 f3202_one:
-	VMOVUPS          (BX), Z30
-	VMOVUPS          64(BX), Z31
-	PREFETCHT0       (SI)
-	PREFETCHT0       64(SI)
-	ADDQ             DI, SI
+	VMOVUPS    (BX), Z30
+	VMOVUPS    64(BX), Z31
+	TESTQ      R8, R8
+	JZ         f3202_ordered04
+	PREFETCHT1 (SI)
+	PREFETCHT1 (SI)(R8*1)
+	PREFETCHT1 (SI)(R8*2)
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       DI, SI
+	JMP        f3202_fetched04
+
+f3202_ordered04:
+	PREFETCHT0 (SI)
+	PREFETCHT0 64(SI)
+	ADDQ       DI, SI
+
+f3202_fetched04:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VFMADD231PS.BCST (AX), Z30, Z2
@@ -14455,54 +16305,88 @@ rows01:
 	MOVQ       ahead+56(FP), BX
 	MOVQ       stride+64(FP), SI
 	ADDQ       DX, BX
-	MOVQ       more+72(FP), DI
-	TESTQ      DI, DI
+	MOVQ       gap+72(FP), DI
+	LEAQ       (DI)(DI*2), R8
+	MOVQ       more+80(FP), R9
+	TESTQ      R9, R9
 	JNZ        f3201_more
-	MOVQ       y+8(FP), DI
-	MOVQ       ldy+16(FP), R8
-	PREFETCHT0 (DI)
-	PREFETCHT0 64(DI)
+	MOVQ       y+8(FP), R9
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
 	JMP        f3201_begin
 
 f3201_more:
-	MOVQ    y+8(FP), DI
-	MOVQ    ldy+16(FP), R8
-	VMOVUPS (DI), Z0
-	VMOVUPS 64(DI), Z1
+	MOVQ    y+8(FP), R9
+	MOVQ    ldy+16(FP), R10
+	VMOVUPS (R9), Z0
+	VMOVUPS 64(R9), Z1
 
 f3201_begin:
 	SUBQ $+4, AX
 	JLT  f3201_few
 
 f3201_many:
-	VMOVUPS          (DX), Z30
-	VMOVUPS          64(DX), Z31
-	PREFETCHT0       (BX)
-	PREFETCHT0       64(BX)
-	ADDQ             SI, BX
+	VMOVUPS    (DX), Z30
+	VMOVUPS    64(DX), Z31
+	TESTQ      DI, DI
+	JZ         f3201_ordered00
+	PREFETCHT1 (BX)
+	PREFETCHT1 (BX)(DI*1)
+	PREFETCHT1 (BX)(DI*2)
+	PREFETCHT1 (BX)(R8*1)
+	ADDQ       SI, BX
+	JMP        f3201_fetched00
+
+f3201_ordered00:
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+f3201_fetched00:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	VMOVUPS          128(DX), Z30
 	VMOVUPS          192(DX), Z31
+	TESTQ            DI, DI
+	JNZ              f3201_fetched01
 	PREFETCHT0       (BX)
 	PREFETCHT0       64(BX)
 	ADDQ             SI, BX
+
+f3201_fetched01:
 	VFMADD231PS.BCST 4(CX), Z30, Z0
 	VFMADD231PS.BCST 4(CX), Z31, Z1
 	VMOVUPS          256(DX), Z30
 	VMOVUPS          320(DX), Z31
-	PREFETCHT0       (BX)
-	PREFETCHT0       64(BX)
+	TESTQ            DI, DI
+	JZ               f3201_ordered02
+	PREFETCHT1       (BX)
+	PREFETCHT1       (BX)(DI*1)
+	PREFETCHT1       (BX)(DI*2)
+	PREFETCHT1       (BX)(R8*1)
 	ADDQ             SI, BX
+	JMP              f3201_fetched02
+
+f3201_ordered02:
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+f3201_fetched02:
 	VFMADD231PS.BCST 8(CX), Z30, Z0
 	VFMADD231PS.BCST 8(CX), Z31, Z1
 	VMOVUPS          384(DX), Z30
 	VMOVUPS          448(DX), Z31
+	TESTQ            DI, DI
+	JNZ              f3201_fetched03
 	PREFETCHT0       (BX)
 	PREFETCHT0       64(BX)
 	ADDQ             SI, BX
+
+f3201_fetched03:
 	VFMADD231PS.BCST 12(CX), Z30, Z0
 	VFMADD231PS.BCST 12(CX), Z31, Z1
 	ADDQ             $+16, CX
@@ -14515,11 +16399,23 @@ f3201_few:
 	JZ   f3201_done
 
 f3201_one:
-	VMOVUPS          (DX), Z30
-	VMOVUPS          64(DX), Z31
-	PREFETCHT0       (BX)
-	PREFETCHT0       64(BX)
-	ADDQ             SI, BX
+	VMOVUPS    (DX), Z30
+	VMOVUPS    64(DX), Z31
+	TESTQ      DI, DI
+	JZ         f3201_ordered04
+	PREFETCHT1 (BX)
+	PREFETCHT1 (BX)(DI*1)
+	PREFETCHT1 (BX)(DI*2)
+	PREFETCHT1 (BX)(R8*1)
+	ADDQ       SI, BX
+	JMP        f3201_fetched04
+
+f3201_ordered04:
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+f3201_fetched04:
 	VFMADD231PS.BCST (CX), Z30, Z0
 	VFMADD231PS.BCST (CX), Z31, Z1
 	ADDQ             $+4, CX

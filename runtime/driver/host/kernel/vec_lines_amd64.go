@@ -372,7 +372,7 @@ func (t *lineTask) score(pos, from, to int, next []byte) {
 					count := share(n-done, t.tier.mostF32())
 					out, queries := &t.scores[(line+done)*keyBlock+at], &t.queries[(line+done)*t.Dim]
 					if t.tier.wide() {
-						f32Rows512(count, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, distance, 2*stride, 0)
+						f32Rows512(count, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, distance, 2*stride, 0, 0)
 					} else {
 						f32Rows256(count, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, distance, 2*stride, 0)
 					}

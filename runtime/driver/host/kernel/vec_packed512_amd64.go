@@ -25,25 +25,25 @@ func packFloats512(dst *byte, pitch int, x *float32, ldx int, turns int)
 // from a group of packed activations. ldy is in bytes.
 //
 //go:noescape
-func f32Packed512(rows int, y *float32, ldy int, x *float32, k int, w *float32, ahead int, stride int, more int)
+func f32Packed512(rows int, y *float32, ldy int, x *float32, k int, w *float32, ahead int, stride int, gap int, more int)
 
 // bf16Packed512 computes rows (9..14) rows of k rows of a w16 tile into y [rows][32], or adds them to y unless more is 0,
 // from a group of packed activations. ldy is in bytes.
 //
 //go:noescape
-func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, more int)
+func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, gap int, more int)
 
 // q8cFirst512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
 // activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes.
 //
 //go:noescape
-func q8cFirst512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+func q8cFirst512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, gap int, xscale *float32)
 
 // q8cPacked512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
 // activations and the unsigned weights in panel. w is the tile. ldy is in bytes.
 //
 //go:noescape
-func q8cPacked512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+func q8cPacked512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, gap int, xscale *float32)
 
 // q4Spread512 unpacks blocks of a q4b32 tile for packed activations, 1152 bytes each.
 //
@@ -60,11 +60,11 @@ func q4x128Spread512(panel *byte, w *byte, blocks int)
 // is in bytes.
 //
 //go:noescape
-func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, gap int, xscale *float32)
 
 // q4x128Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
 // [rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy
 // is in bytes.
 //
 //go:noescape
-func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, gap int, xscale *float32)

@@ -105,6 +105,7 @@ func packedQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 	y.mustHold(m, n)
 	_ = w[(n+TileN-1)/TileN*bytes-1]
 	var out packedTile
+	quarter := turns{((k+3)/4 + 3) / 4, ((k+3)/4 + 3) / 4} // of the steps
 	packedPasses(m, row, func(g0, g1 int) {
 		for j := 0; j < n; j += TileN {
 			cols := min(TileN, n-j)
@@ -113,11 +114,11 @@ func packedQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 				line, rows := groupRows(m, group)
 				dst, ld := output(y, line, j, cols, out[:])
 				from, scale := &x.Bytes[line*row], &x.Scale[line]
-				ahead, stride := fetch(bytes, ((k+3)/4+3)/4, group-g0, g1-g0, j+TileN >= n)
+				ask := fetch(bytes, 0, quarter, group-g0, g1-g0, (j/TileN+1)*bytes >= len(w))
 				if group == g0 {
-					q8cFirst512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ahead, stride, scale)
+					q8cFirst512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ask.ahead, ask.stride, ask.gap, scale)
 				} else {
-					q8cPacked512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ahead, stride, scale)
+					q8cPacked512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ask.ahead, ask.stride, ask.gap, scale)
 				}
 				if cols < TileN {
 					copyColumns(y, line, j, cols, rows, out[:])
@@ -201,12 +202,15 @@ func (p *packedProduct) add(j, at, index, count int, last bool) {
 		if last {
 			scale = &p.x.Scale[line]
 		}
-		ahead, stride := fetch(bytes, p.block/32*count, group-p.g0, p.g1-p.g0, at+bytes == len(p.w))
+		steps := p.block / 32 * count
+		ask := fetch(bytes, 0, turns{steps, 2 * steps}, group-p.g0, p.g1-p.g0, at+bytes == len(p.w))
 		from, sums := &p.x.Bytes[line*p.row+index*(4+p.block)*rows], &p.sums[(line-p.first)*TileN]
 		if p.block == BlockK {
-			q4Packed512(rows, dst, 4*ld, sums, from, count, &p.panel[0], &p.w[at], ahead, stride, scale)
+			q4Packed512(rows, dst, 4*ld, sums, from, count, &p.panel[0], &p.w[at], ask.ahead, ask.stride, ask.gap,
+				scale)
 		} else {
-			q4x128Packed512(rows, dst, 4*ld, sums, from, count, &p.panel[0], &p.w[at], ahead, stride, scale)
+			q4x128Packed512(rows, dst, 4*ld, sums, from, count, &p.panel[0], &p.w[at], ask.ahead, ask.stride, ask.gap,
+				scale)
 		}
 		if cols < TileN && last {
 			copyColumns(p.y, line, j, cols, rows, p.out[:])
@@ -265,6 +269,10 @@ func packedFloats(y Matrix[float32], x, w []float32, half []uint16, m, k, n int)
 		count := share(k, passBytes/(4*mostPacked*(g1-g0)+2*size*TileN)) // two tiles: this one and the next
 		for pos := 0; pos < k; pos += count {
 			part := min(count, k-pos)
+			every := turns{inOrder: (part + 1) / 2}
+			if half == nil { // twice the bytes of bfloat16 for the same work
+				every.sideBySide = (part + 3) / 4
+			}
 			for j := 0; j < n; j += TileN {
 				cols := min(TileN, n-j)
 				for group := g0; group < g1; group++ {
@@ -276,17 +284,14 @@ func packedFloats(y Matrix[float32], x, w []float32, half []uint16, m, k, n int)
 							copy(out[i*TileN:], y.row(row+i, n)[j:])
 						}
 					}
-					ahead, stride := fetch(size*part*TileN, (part+1)/2, group-g0, g1-g0, j+TileN >= n)
-					// the next tile's part begins after the rest of this tile
-					if g1-g0 > 1 {
-						ahead += size * (k - part) * TileN
-					}
+					ask := fetch(size*part*TileN, size*(k-part)*TileN, every, group-g0, g1-g0,
+						(j+TileN)*k >= len(w)+len(half))
 					if half != nil {
-						bf16Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &half[j*k+pos*TileN], ahead, stride,
-							min(pos, 1))
+						bf16Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &half[j*k+pos*TileN], ask.ahead,
+							ask.stride, ask.gap, min(pos, 1))
 					} else {
-						f32Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &w[j*k+pos*TileN], ahead, stride,
-							min(pos, 1))
+						f32Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &w[j*k+pos*TileN], ask.ahead,
+							ask.stride, ask.gap, min(pos, 1))
 					}
 					if cols < TileN {
 						copyColumns(y, row, j, cols, rows, out[:])

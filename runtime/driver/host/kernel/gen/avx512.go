@@ -52,7 +52,7 @@ func avx512() {
 func q8cRows512() {
 	const most = 12
 	function("q8cRows512", "(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, "+
-		"ahead int, stride int, xscale *float32)",
+		"ahead int, stride int, gap int, xscale *float32)",
 		"computes rows (1..12) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them. Strides are in bytes.")
 	dispatch(most, func(m int) {
@@ -66,13 +66,12 @@ func q8cRows512() {
 		acc := func(set, row, half int) reg.VecPhysical { return z[(set*m+row)*2+half] }
 		w, acts := pair{z[30], z[31]}, z[26:30]
 		k := newRowKernel(label("q8c", m), m, "steps")
+		fetch := k.fetch.sideBySide(k.id)
 		fetchOutput(m, 2)
 		zero512(z[:2*m*sets]...)
 		k.loop(4, 4, 128, func(i int) {
 			w.load(Mem{Base: k.weights, Disp: 128 * i})
-			if fetches(m, i) {
-				k.fetch.step(stepLines(m))
-			}
+			fetch.step(stepLines(m, i), oneOf(2, i))
 			for row := range m {
 				act := acts[row%4]
 				VPBROADCASTD(k.input.at(row, 4*i), act)
@@ -123,7 +122,7 @@ func q8cStore512(k rowKernel, acc func(row, half int) reg.VecPhysical) {
 func q4Rows512(name string, block int) {
 	const most = 6
 	function(name, "(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, "+
-		"stride int, xscale *float32)",
+		"stride int, gap int, xscale *float32)",
 		fmt.Sprintf("computes rows (1..6) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's",
 			block, block),
 		fmt.Sprintf("activations; tail is nil or [rows][%d] more of them, padded with 128. Strides are in bytes.",
@@ -133,6 +132,7 @@ func q4Rows512(name string, block int) {
 			rowKernel: newRowKernel(label(name, m), m, "blocks"), block: block,
 			low: z[26], high: z[27], acts: pair{z[28], z[29]}, offsets: pair{z[24], z[25]}, c80: z[30], cF0: z[31],
 		}
+		k.fetch = k.rowKernel.fetch.sideBySide(k.id)
 		pattern := GP32()
 		k.begin(pattern)
 		Label(k.id + "_start")
@@ -148,6 +148,7 @@ func q4Rows512(name string, block int) {
 // q4Kernel512 is q4Rows512 for m rows.
 type q4Kernel512 struct {
 	rowKernel
+	fetch *sideFetcher
 	block int // weights that share a scale
 
 	low, high reg.VecPhysical // 16*(nibble-8) of columns 0..15 and 16..31; at the end of a block, their scales
@@ -180,7 +181,7 @@ func (k q4Kernel512) multiply() {
 	inSteps(k.id, k.block, func() {
 		for quad := range 8 {
 			VMOVDQU64(Mem{Base: k.weights, Disp: 64 * quad}, k.high)
-			k.fetch.step(1)
+			k.fetch.step(1, oneOf(4, quad))
 			unpackSigned512(k.low, k.high, k.c80, k.cF0)
 			VPDPBUSD(k.low, k.c80, k.offsets[0])
 			VPDPBUSD(k.high, k.c80, k.offsets[1])
@@ -194,7 +195,7 @@ func (k q4Kernel512) multiply() {
 		k.input.advance(32)
 		ADDQ(I32(512), k.weights)
 	})
-	k.fetch.step(1) // the line of scales
+	k.fetch.step(1, 1) // the line of scales
 	k.accumulate()
 }
 
@@ -424,7 +425,7 @@ func multiplyRow(x rows, r, disp int, weights, sums pair, value reg.VecPhysical)
 func f32Rows512() {
 	const most = 12
 	function("f32Rows512", "(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, "+
-		"stride int, more int)",
+		"stride int, gap int, more int)",
 		"computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0.",
 		"Strides are in bytes.")
 	dispatch(most, func(m int) {
@@ -437,15 +438,13 @@ func f32Rows512() {
 		Load(Param("ldx"), input.ld)
 		Load(Param("k"), count)
 		Load(Param("w"), weights)
-		fetch := newFetcher(weights)
+		fetch := newFetcher(weights).sideBySide(id)
 		begin(id, m, 64, z[:2*m], zero512)
 		input.set(row)
 		steps(id, count, 4, func(i int) {
 			VMOVUPS(Mem{Base: weights, Disp: 128 * i}, w0)
 			VMOVUPS(Mem{Base: weights, Disp: 128*i + 64}, w1)
-			if fetches(m, i) {
-				fetch.step(stepLines(m))
-			}
+			fetch.step(stepLines(m, i), oneOf(2, i))
 			for row := range m {
 				multiplyRow(input, row, 4*i, pair{w0, w1}, pair{acc(row, 0), acc(row, 1)}, acts[row%4])
 			}

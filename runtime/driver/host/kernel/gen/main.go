@@ -86,18 +86,85 @@ func (f fetcher) step(lines int) {
 	ADDQ(f.stride, f.at)
 }
 
+// sidePlaces is the number of places that kernels prefetch side by side. Package kernel has the same number.
+const sidePlaces = 4
+
+// sideFetcher is a fetcher of kernels that prefetch side by side where the parameter gap is not zero: the same part of
+// what is multiplied next, divided into sidePlaces places that are gap bytes apart, for the second-level cache.
+type sideFetcher struct {
+	fetcher
+	id       string
+	gap, far reg.GPVirtual // one gap and three
+	steps    int           // emitted so far, for labels
+}
+
+// sideBySide reads the parameter gap of the kernel with labels of id.
+func (f fetcher) sideBySide(id string) *sideFetcher {
+	out := &sideFetcher{fetcher: f, id: id, gap: GP64(), far: GP64()}
+	Load(Param("gap"), out.gap)
+	LEAQ(Mem{Base: out.gap, Index: out.gap, Scale: 2}, out.far)
+	return out
+}
+
+// step prefetches lines cache lines, or side lines in each of several places. Either may be 0, for steps that prefetch
+// in one of the two ways only.
+func (f *sideFetcher) step(lines, side int) {
+	if lines == 0 && side == 0 {
+		return
+	}
+	ordered, done := label(f.id+"_ordered", f.steps), label(f.id+"_fetched", f.steps)
+	f.steps++
+	TESTQ(f.gap, f.gap)
+	switch {
+	case side == 0:
+		JNZ(LabelRef(done))
+	case lines == 0:
+		JZ(LabelRef(done))
+	default:
+		JZ(LabelRef(ordered))
+	}
+	if side > 0 {
+		for i := range side {
+			PREFETCHT1(Mem{Base: f.at, Disp: 64 * i})
+			PREFETCHT1(Mem{Base: f.at, Index: f.gap, Scale: 1, Disp: 64 * i})
+			PREFETCHT1(Mem{Base: f.at, Index: f.gap, Scale: 2, Disp: 64 * i})
+			PREFETCHT1(Mem{Base: f.at, Index: f.far, Scale: 1, Disp: 64 * i})
+		}
+		ADDQ(f.stride, f.at)
+		if lines > 0 {
+			JMP(LabelRef(done))
+			Label(ordered)
+		}
+	}
+	if lines > 0 {
+		f.fetcher.step(lines)
+	}
+	Label(done)
+}
+
 // fetches reports whether step i of an unrolled turn of 4 prefetches when there are m rows. With
 // many rows every other step is enough, since the work between is long. It saves instructions,
 // which are what limits a core whose other hardware thread is busy.
 func fetches(m, i int) bool { return m < manyRows || i%2 == 0 }
 
-// stepLines is the number of lines that a step over two lines prefetches: those of the step that prefetches nothing,
-// too.
-func stepLines(m int) int {
-	if m < manyRows {
+// stepLines is the number of lines that step i of a turn, over two lines, prefetches: also those of a step that
+// prefetches nothing.
+func stepLines(m, i int) int {
+	switch {
+	case m < manyRows:
 		return 2
+	case fetches(m, i):
+		return 4
 	}
-	return 4
+	return 0
+}
+
+// oneOf returns 1 for one step of count, else 0: the lines that step i prefetches in each of several places.
+func oneOf(count, i int) int {
+	if i%count == 0 {
+		return 1
+	}
+	return 0
 }
 
 // manyRows is the number of rows from which fetches skips steps. The callers in package kernel

@@ -207,7 +207,7 @@ func q8cPacked512(name string, first bool) {
 		what = "activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes."
 	}
 	function(name, "(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, "+
-		"xscale *float32)",
+		"gap int, xscale *float32)",
 		fmt.Sprintf("computes rows (%d..%d) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed",
 			leastPacked, mostPacked),
 		what)
@@ -215,7 +215,7 @@ func q8cPacked512(name string, first bool) {
 		acc := func(row, half int) reg.VecPhysical { return z[2*row+half] }
 		w, c80, bcasts := pair{z[30], z[31]}, z[29], z[2*m:30]
 		input, count, panel, weights := param("x"), param("steps"), param("panel"), param("w")
-		fetch := newFetcher(weights)
+		fetch := newFetcher(weights).sideBySide(label(name, m))
 		if first {
 			bcasts = z[2*m : 29]
 			broadcast32(0x80808080, c80)
@@ -234,8 +234,8 @@ func q8cPacked512(name string, first bool) {
 			} else {
 				w.load(unsigned)
 			}
-			if i%4 == 0 { // one line of two: the core fetches its neighbour
-				fetch.step(1)
+			if i%4 == 0 { // in order one line of two: the core fetches its neighbour
+				fetch.step(1, 1)
 			}
 			packedRows(input, 4*m*i, m, w, bcasts, acc, false)
 		}, func(count int) {
@@ -320,14 +320,14 @@ func q4Spread512(name string, block int) {
 // rows, one a cycle, and on an AMD EPYC (Zen 5 class) multiplied four fifths as fast.
 func q4Packed512(name string, block int) {
 	function(name, "(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, "+
-		"ahead int, stride int, xscale *float32)",
+		"ahead int, stride int, gap int, xscale *float32)",
 		fmt.Sprintf("adds the product of a group of rows (%d..%d) of packed activations with unpacked blocks to sums",
 			leastPacked, mostPacked),
 		"[rows][32], or writes the sums times xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy",
 		"is in bytes.")
 	dispatchFrom(leastPacked, mostPacked, func(m int) {
 		sums, weights := param("sums"), param("w")
-		fetch := newFetcher(weights)
+		fetch := newFetcher(weights).sideBySide(label(name, m))
 		scale, output, ldy := param("xscale"), param("y"), param("ldy")
 		parts := (m + mostHalf - 1) / mostHalf
 		for part := range parts {
@@ -337,7 +337,9 @@ func q4Packed512(name string, block int) {
 				sums: sums, scale: scale, output: output, ldy: ldy,
 				fetch: func() {
 					if part == 0 {
-						fetch.step(1)
+						fetch.step(1, 1)
+					} else {
+						fetch.step(0, 1)
 					}
 				},
 			})
@@ -426,7 +428,8 @@ func f32Packed512(name string, bf16 bool) {
 	if bf16 {
 		scheme, typ = "w16", "*uint16"
 	}
-	function(name, "(rows int, y *float32, ldy int, x *float32, k int, w "+typ+", ahead int, stride int, more int)",
+	function(name, "(rows int, y *float32, ldy int, x *float32, k int, w "+typ+", ahead int, stride int, gap int, "+
+		"more int)",
 		fmt.Sprintf("computes rows (%d..%d) rows of k rows of a %s tile into y [rows][32], or adds them to y unless more is 0,",
 			leastPacked, mostPacked, scheme),
 		"from a group of packed activations. ldy is in bytes.")
@@ -435,7 +438,7 @@ func f32Packed512(name string, bf16 bool) {
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		w0, w1, bcasts := z[30], z[31], z[2*m:30]
 		input, count, weights := param("x"), param("k"), param("w")
-		fetch := newFetcher(weights)
+		fetch := newFetcher(weights).sideBySide(id)
 		row := 128 // bytes of the tile
 		var upper reg.VecPhysical
 		if bf16 {
@@ -453,7 +456,7 @@ func f32Packed512(name string, bf16 bool) {
 				VMOVUPS(at.Offset(64), w1)
 			}
 			if i%2 == 0 {
-				fetch.step(1)
+				fetch.step(1, oneOf(4, i))
 			}
 			packedRows(input, 4*m*i, m, pair{w0, w1}, bcasts, acc, true)
 		}, func(c int) {

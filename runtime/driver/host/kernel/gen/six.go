@@ -27,7 +27,7 @@ var sixQuads = [...]int{0, 1, 3, 2}
 func q6cRows512() {
 	const most = 8
 	function("q6cRows512", "(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, "+
-		"ahead int, stride int, xscale *float32, start *int32)",
+		"ahead int, stride int, gap int, xscale *float32, start *int32)",
 		"computes rows (1..8) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
 		"activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin",
 		"at. Strides are in bytes.")
@@ -45,6 +45,7 @@ func q6cRows512() {
 // show.
 type sixKernel512 struct {
 	rowKernel
+	fetch *sideFetcher
 	start reg.GPVirtual
 	sets  int
 
@@ -67,6 +68,7 @@ func newSixKernel512(m int) sixKernel512 {
 		k.sets = 2
 	}
 	k.rowKernel = newRowKernel(label("q6c", m), m, "groups", &k.start)
+	k.fetch = k.rowKernel.fetch.sideBySide(k.id)
 	return k
 }
 
@@ -94,7 +96,7 @@ func (k sixKernel512) step() {
 			VMOVDQU64(Mem{Base: k.weights, Disp: sixPlane*plane + 64*half}, to)
 		}
 	}
-	k.fetch.step(sixGroup / 64)
+	k.fetch.step(sixGroup/64, (sixGroup/64+sidePlaces-1)/sidePlaces)
 	for turn, quad := range sixQuads {
 		code := k.unpack(quad)
 		for row := range k.m {
