@@ -45,4 +45,6 @@ type PackedRows struct {
 	Bytes []byte
 	Scale []float32 // of each row
 	M, K  int
+
+	Next []byte // what the caller reads next, to be fetched while the last tile is multiplied; may be empty
 }

@@ -110,7 +110,9 @@ func requantTiles(set *Set, y Matrix[float32], x PackedRows, w, scratch []byte, 
 	tile, rest := scratch[:size], scratch[size:]
 	bytes := (x.K + BlockK - 1) / BlockK * q4BlockBytes(BlockK)
 	for j := 0; j < n; j += TileN {
-		set.RequantQ4B32(tile, w[j/TileN*bytes:][:bytes], x.K)
+		at := j / TileN * bytes
+		set.RequantQ4B32(tile, w[at:at+bytes], x.K)
+		x.Next = w[at+bytes : min(at+2*bytes, len(w))]
 		set.PackedQ8C(y.From(0, j), x, tile, rest, min(TileN, n-j))
 	}
 }

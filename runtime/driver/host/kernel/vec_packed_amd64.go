@@ -114,7 +114,12 @@ func packedQ8C(y Matrix[float32], x PackedRows, w, scratch []byte, n int) {
 				line, rows := groupRows(m, group)
 				dst, ld := output(y, line, j, cols, out[:])
 				from, scale := &x.Bytes[line*row], &x.Scale[line]
-				ask := fetch(bytes, 0, quarter, group-g0, g1-g0, (j/TileN+1)*bytes >= len(w))
+				last := (j/TileN+1)*bytes >= len(w)
+				ask := fetch(bytes, 0, quarter, group-g0, g1-g0, last)
+				if last && len(x.Next) > 0 {
+					between := int(mem.Address(x.Next)-mem.Address(w[j/TileN*bytes:])) - len(x.Next)
+					ask = fetch(len(x.Next), between, quarter, group-g0, g1-g0, false)
+				}
 				if group == g0 {
 					q8cFirst512(rows, dst, 4*ld, from, (k+3)/4, &scratch[0], tile, ask.ahead, ask.stride, ask.gap, scale)
 				} else {
