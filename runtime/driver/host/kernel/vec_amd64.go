@@ -223,10 +223,7 @@ func fetchFew(rows, tileBytes int, every turns, call, calls int, last bool) requ
 // kernels with many rows, in order.
 func (t tier) turns(steps, rows int) turns {
 	half := (steps + 1) / 2
-	switch {
-	case !t.wide():
-		return turns{steps, 0}
-	case rows >= manyRows:
+	if rows >= manyRows && t.wide() {
 		return turns{half, half}
 	}
 	return turns{steps, half}
@@ -290,7 +287,11 @@ func (t tier) passF32(y, x Matrix[float32], w []float32, m, k, n int, part part)
 					copy(out[i*TileN:], y.row(row+i, n)[j:])
 				}
 			}
-			ask := fetch(4*count*TileN, 4*(k-count)*TileN, t.turns(count, rows), call, calls, (j+TileN)*k >= len(w))
+			every := t.turns(count, rows)
+			if !t.wide() {
+				every.sideBySide = 0
+			}
+			ask := fetch(4*count*TileN, 4*(k-count)*TileN, every, call, calls, (j+TileN)*k >= len(w))
 			from, weights := x.at(row, part.from), &w[j*k+part.from*TileN]
 			if t.wide() {
 				f32Rows512(rows, dst, 4*ld, from, 4*x.Stride, count, weights, ask.ahead, ask.stride, ask.gap, more)
@@ -396,9 +397,9 @@ func (t tier) passQ8C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 			case avx512vnni:
 				q8cRows512(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, ask.gap, scale)
 			case avxvnni:
-				q8cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, scale)
+				q8cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, ask.gap, scale)
 			default:
-				q8cRows256(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, scale)
+				q8cRows256(rows, dst, 4*ld, from, codes.Stride, k/4, tail, tile, ask.ahead, ask.stride, ask.gap, scale)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
@@ -430,10 +431,6 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 	}
 	var out [maxRows * TileN]float32
 	var input sixInput
-	every := turns{inOrder: groups}
-	if t == avx512vnni {
-		every.sideBySide = groups
-	}
 	calls := (m + most - 1) / most
 	for row, call := 0, 0; row < m; call++ {
 		rows := share(m-row, most)
@@ -443,14 +440,14 @@ func (t tier) matMulQ6C(y Matrix[float32], x Quantised, w []byte, m, k, n int) {
 			cols := min(TileN, n-j)
 			tile := &w[j/TileN*bytes]
 			dst, ld := output(y, row, j, cols, out[:])
-			ask := fetchFew(rows, bytes, every, call, calls, (j/TileN+1)*bytes >= len(w))
+			ask := fetchFew(rows, bytes, turns{groups, groups}, call, calls, (j/TileN+1)*bytes >= len(w))
 			switch t {
 			case avx512vnni:
 				q6cRows512(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, ask.gap, scale, start)
 			case avxvnni:
-				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, scale, start)
+				q6cRowsVNNI(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, ask.gap, scale, start)
 			default:
-				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, scale, start)
+				q6cRows256(rows, dst, 4*ld, from, codes.Stride, whole, tail, tile, ask.ahead, ask.stride, ask.gap, scale, start)
 			}
 			if cols < TileN {
 				copyColumns(y, row, j, cols, rows, out[:])
@@ -511,9 +508,9 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 	if t == avx512vnni {
 		most = mostQ4x512
 	}
-	every := turns{inOrder: (block/4 + 1) * blocks}
-	if t == avx512vnni {
-		every.sideBySide = (block/4/sidePlaces + 1) * blocks
+	every := turns{(block/4 + 1) * blocks, (block/4/sidePlaces + 1) * blocks}
+	if m == 1 && (t == avx2 || t == avx512) {
+		every.sideBySide = 0
 	}
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
@@ -563,13 +560,15 @@ func (t tier) callQ4(block int, c q4Call) {
 	case t == avx512vnni:
 		q4Rows512(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap, c.scale)
 	case t == avxvnni && long:
-		q4x128RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+		q4x128RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap,
+			c.scale, c.sums, c.ldsums)
 	case t == avxvnni:
-		q4RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+		q4RowsVNNI(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap, c.scale, c.sums, c.ldsums)
 	case long:
-		q4x128Rows256(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+		q4x128Rows256(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap,
+			c.scale, c.sums, c.ldsums)
 	default:
-		q4Rows256(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.scale, c.sums, c.ldsums)
+		q4Rows256(c.rows, c.y, c.ldy, c.x, c.ldx, c.blocks, c.tail, c.w, c.ahead, c.stride, c.gap, c.scale, c.sums, c.ldsums)
 	}
 }
 

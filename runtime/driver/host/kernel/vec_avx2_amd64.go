@@ -8,28 +8,28 @@ package kernel
 // activations; tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.
 //
 //go:noescape
-func q8cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q8cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 
 // q6cRows256 computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's
 // activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin
 // at. Strides are in bytes.
 //
 //go:noescape
-func q6cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+func q6cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, start *int32)
 
 // q4Rows256 computes rows (1..2) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's
 // activations, sums their sums over each 32; tail is nil or [rows][32] more activations, padded with 128.
 // Strides are in bytes.
 //
 //go:noescape
-func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 
 // q4x128Rows256 computes rows (1..2) rows of one q4b128 tile into y [rows][32]. x holds 128*blocks of each row's
 // activations, sums their sums over each 32; tail is nil or the rows of one more block, each 128 activations
 // padded with 128 and four int32 sums. Strides are in bytes.
 //
 //go:noescape
-func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 
 // f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0.
 // Strides are in bytes.

@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func q8cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+// func q8cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 // Requires: AVX, AVX2, MMX+
-TEXT ·q8cRows256(SB), NOSPLIT, $0-88
+TEXT ·q8cRows256(SB), NOSPLIT, $0-96
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+1
 	JEQ          rows01
@@ -18,6 +18,8 @@ TEXT ·q8cRows256(SB), NOSPLIT, $0-88
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
 	MOVL         $0x00010001, CX
 	VMOVD        CX, X13
 	VPBROADCASTD X13, Y13
@@ -46,9 +48,21 @@ q8c02_many:
 	VPBROADCASTD (CX)(AX*1), Y9
 	VPXOR        Y14, Y9, Y9
 	VPABSB       Y9, Y15
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c02_ordered00
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
+	JMP          q8c02_fetched00
+
+q8c02_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched00:
 	VMOVDQU      (DI), Y11
 	VPSIGNB      Y8, Y11, Y12
 	VPMADDUBSW   Y12, Y10, Y12
@@ -91,49 +105,53 @@ q8c02_many:
 	VPBROADCASTD 4(CX)(AX*1), Y9
 	VPXOR        Y14, Y9, Y9
 	VPABSB       Y9, Y15
+	TESTQ        R10, R10
+	JNZ          q8c02_fetched01
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVDQU      128(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y0, Y0
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y4, Y4
-	VMOVDQU      160(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y1, Y1
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y5, Y5
-	VMOVDQU      192(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y2, Y2
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y6, Y6
-	VMOVDQU      224(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y3, Y3
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y7, Y7
-	ADDQ         $+8, CX
-	ADDQ         $+256, DI
-	SUBQ         $+2, BX
-	JGE          q8c02_many
+
+q8c02_fetched01:
+	VMOVDQU    128(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y0, Y0
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y4, Y4
+	VMOVDQU    160(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y1, Y1
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y5, Y5
+	VMOVDQU    192(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y2, Y2
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y6, Y6
+	VMOVDQU    224(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y3, Y3
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y7, Y7
+	ADDQ       $+8, CX
+	ADDQ       $+256, DI
+	SUBQ       $+2, BX
+	JGE        q8c02_many
 
 q8c02_few:
 	ADDQ $+2, BX
@@ -146,49 +164,61 @@ q8c02_one:
 	VPBROADCASTD (CX)(AX*1), Y9
 	VPXOR        Y14, Y9, Y9
 	VPABSB       Y9, Y15
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c02_ordered02
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y0, Y0
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y4, Y4
-	VMOVDQU      32(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y1, Y1
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y5, Y5
-	VMOVDQU      64(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y2, Y2
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y6, Y6
-	VMOVDQU      96(DI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y3, Y3
-	VPSIGNB      Y9, Y11, Y12
-	VPMADDUBSW   Y12, Y15, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y7, Y7
-	ADDQ         $+4, CX
-	ADDQ         $+128, DI
-	DECQ         BX
-	JNZ          q8c02_one
+	JMP          q8c02_fetched02
+
+q8c02_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched02:
+	VMOVDQU    (DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y0, Y0
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y4, Y4
+	VMOVDQU    32(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y1, Y1
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y5, Y5
+	VMOVDQU    64(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y2, Y2
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y6, Y6
+	VMOVDQU    96(DI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y3, Y3
+	VPSIGNB    Y9, Y11, Y12
+	VPMADDUBSW Y12, Y15, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y7, Y7
+	ADDQ       $+4, CX
+	ADDQ       $+128, DI
+	DECQ       BX
+	JNZ        q8c02_one
 
 q8c02_done:
 	TESTQ SI, SI
@@ -202,7 +232,7 @@ q8c02_done:
 q8c02_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y8
 	VCVTDQ2PS    Y0, Y0
 	VMULPS       (DI), Y8, Y12
@@ -250,11 +280,13 @@ rows01:
 	MOVQ         ahead+64(FP), DI
 	MOVQ         stride+72(FP), R8
 	ADDQ         SI, DI
-	MOVL         $0x00010001, R9
-	VMOVD        R9, X13
+	MOVQ         gap+80(FP), R9
+	LEAQ         (R9)(R9*2), R10
+	MOVL         $0x00010001, R11
+	VMOVD        R11, X13
 	VPBROADCASTD X13, Y13
-	MOVL         $0x80808080, R9
-	VMOVD        R9, X14
+	MOVL         $0x80808080, R11
+	VMOVD        R11, X14
 	VPBROADCASTD X14, Y14
 	VPXOR        Y0, Y0, Y0
 	VPXOR        Y1, Y1, Y1
@@ -271,9 +303,21 @@ q8c01_many:
 	VPBROADCASTD (AX), Y8
 	VPXOR        Y14, Y8, Y8
 	VPABSB       Y8, Y10
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	TESTQ        R9, R9
+	JZ           q8c01_ordered00
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
+	JMP          q8c01_fetched00
+
+q8c01_ordered00:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched00:
 	VMOVDQU      (SI), Y11
 	VPSIGNB      Y8, Y11, Y12
 	VPMADDUBSW   Y12, Y10, Y12
@@ -297,33 +341,37 @@ q8c01_many:
 	VPBROADCASTD 4(AX), Y8
 	VPXOR        Y14, Y8, Y8
 	VPABSB       Y8, Y10
+	TESTQ        R9, R9
+	JNZ          q8c01_fetched01
 	PREFETCHT0   (DI)
 	PREFETCHT0   64(DI)
 	ADDQ         R8, DI
-	VMOVDQU      128(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y0, Y0
-	VMOVDQU      160(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y1, Y1
-	VMOVDQU      192(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y2, Y2
-	VMOVDQU      224(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y3, Y3
-	ADDQ         $+8, AX
-	ADDQ         $+256, SI
-	SUBQ         $+2, DX
-	JGE          q8c01_many
+
+q8c01_fetched01:
+	VMOVDQU    128(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y0, Y0
+	VMOVDQU    160(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y1, Y1
+	VMOVDQU    192(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y2, Y2
+	VMOVDQU    224(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y3, Y3
+	ADDQ       $+8, AX
+	ADDQ       $+256, SI
+	SUBQ       $+2, DX
+	JGE        q8c01_many
 
 q8c01_few:
 	ADDQ $+2, DX
@@ -333,33 +381,45 @@ q8c01_one:
 	VPBROADCASTD (AX), Y8
 	VPXOR        Y14, Y8, Y8
 	VPABSB       Y8, Y10
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	TESTQ        R9, R9
+	JZ           q8c01_ordered02
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
-	VMOVDQU      (SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y0, Y0
-	VMOVDQU      32(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y1, Y1
-	VMOVDQU      64(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y2, Y2
-	VMOVDQU      96(SI), Y11
-	VPSIGNB      Y8, Y11, Y12
-	VPMADDUBSW   Y12, Y10, Y12
-	VPMADDWD     Y13, Y12, Y12
-	VPADDD       Y12, Y3, Y3
-	ADDQ         $+4, AX
-	ADDQ         $+128, SI
-	DECQ         DX
-	JNZ          q8c01_one
+	JMP          q8c01_fetched02
+
+q8c01_ordered02:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched02:
+	VMOVDQU    (SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y0, Y0
+	VMOVDQU    32(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y1, Y1
+	VMOVDQU    64(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y2, Y2
+	VMOVDQU    96(SI), Y11
+	VPSIGNB    Y8, Y11, Y12
+	VPMADDUBSW Y12, Y10, Y12
+	VPMADDWD   Y13, Y12, Y12
+	VPADDD     Y12, Y3, Y3
+	ADDQ       $+4, AX
+	ADDQ       $+128, SI
+	DECQ       DX
+	JNZ        q8c01_one
 
 q8c01_done:
 	TESTQ BX, BX
@@ -373,7 +433,7 @@ q8c01_done:
 q8c01_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y8
 	VCVTDQ2PS    Y0, Y0
 	VMULPS       (SI), Y8, Y12
@@ -434,9 +494,9 @@ DATA q6cRows256One<>+24(SB)/4, $0x00010001
 DATA q6cRows256One<>+28(SB)/4, $0x00010001
 GLOBL q6cRows256One<>(SB), RODATA|NOPTR, $32
 
-// func q6cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+// func q6cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, start *int32)
 // Requires: AVX, AVX2, MMX+
-TEXT ·q6cRows256(SB), NOSPLIT, $0-96
+TEXT ·q6cRows256(SB), NOSPLIT, $0-104
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+1
 	JEQ          rows01
@@ -448,7 +508,9 @@ TEXT ·q6cRows256(SB), NOSPLIT, $0-96
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
-	MOVQ         start+88(FP), CX
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Y0
 	VMOVDQA      Y0, Y1
 	VMOVDQA      Y0, Y2
@@ -465,13 +527,29 @@ q6c02_start:
 	JZ    q6c02_done
 
 q6c02_one:
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	PREFETCHT0   128(R8)
-	PREFETCHT0   192(R8)
-	PREFETCHT0   256(R8)
-	PREFETCHT0   320(R8)
-	ADDQ         R9, R8
+	TESTQ      R10, R10
+	JZ         q6c02_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 64(R8)(R10*1)
+	PREFETCHT1 64(R8)(R10*2)
+	PREFETCHT1 64(R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q6c02_fetched00
+
+q6c02_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c02_fetched00:
 	VMOVDQU      (DI), Y8
 	VMOVDQU      128(DI), Y9
 	VMOVDQU      256(DI), Y10
@@ -713,7 +791,7 @@ q6c02_done:
 q6c02_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y13
 	VCVTDQ2PS    Y0, Y0
 	VMULPS       (DI), Y13, Y12
@@ -761,7 +839,9 @@ rows01:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         SI, R8
-	MOVQ         start+88(FP), DI
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
+	MOVQ         start+96(FP), DI
 	VPBROADCASTD (DI), Y0
 	VMOVDQA      Y0, Y1
 	VMOVDQA      Y0, Y2
@@ -782,137 +862,153 @@ q6c01_one:
 	VPXOR        q6cRows256C80<>+0(SB), Y6, Y6
 	VPBROADCASTD 12(AX), Y7
 	VPXOR        q6cRows256C80<>+0(SB), Y7, Y7
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	PREFETCHT0   128(R8)
-	PREFETCHT0   192(R8)
-	PREFETCHT0   256(R8)
-	PREFETCHT0   320(R8)
+	TESTQ        R10, R10
+	JZ           q6c01_ordered00
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   64(R8)(R10*1)
+	PREFETCHT1   64(R8)(R10*2)
+	PREFETCHT1   64(R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (SI), Y8
-	VMOVDQU      128(SI), Y9
-	VMOVDQU      256(SI), Y10
-	VPSLLW       $+4, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y4, Y11, Y14
-	VPSRLW       $+4, Y8, Y11
-	VPSLLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y5, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y0, Y0
-	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
-	VPAND        q6cRows256High<>+0(SB), Y10, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y6, Y11, Y14
-	VPSRLW       $+4, Y9, Y11
-	VPSRLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y7, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y0, Y0
-	VMOVDQU      32(SI), Y8
-	VMOVDQU      160(SI), Y9
-	VMOVDQU      288(SI), Y10
-	VPSLLW       $+4, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y4, Y11, Y14
-	VPSRLW       $+4, Y8, Y11
-	VPSLLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y5, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y1, Y1
-	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
-	VPAND        q6cRows256High<>+0(SB), Y10, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y6, Y11, Y14
-	VPSRLW       $+4, Y9, Y11
-	VPSRLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y7, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y1, Y1
-	VMOVDQU      64(SI), Y8
-	VMOVDQU      192(SI), Y9
-	VMOVDQU      320(SI), Y10
-	VPSLLW       $+4, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y4, Y11, Y14
-	VPSRLW       $+4, Y8, Y11
-	VPSLLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y5, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y2, Y2
-	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
-	VPAND        q6cRows256High<>+0(SB), Y10, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y6, Y11, Y14
-	VPSRLW       $+4, Y9, Y11
-	VPSRLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y7, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y2, Y2
-	VMOVDQU      96(SI), Y8
-	VMOVDQU      224(SI), Y9
-	VMOVDQU      352(SI), Y10
-	VPSLLW       $+4, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y8, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y4, Y11, Y14
-	VPSRLW       $+4, Y8, Y11
-	VPSLLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y5, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y3, Y3
-	VPAND        q6cRows256Low<>+0(SB), Y9, Y11
-	VPAND        q6cRows256High<>+0(SB), Y10, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y6, Y11, Y14
-	VPSRLW       $+4, Y9, Y11
-	VPSRLW       $+2, Y10, Y12
-	VPAND        q6cRows256Low<>+0(SB), Y11, Y11
-	VPAND        q6cRows256High<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
-	VPMADDUBSW   Y7, Y11, Y12
-	VPADDW       Y12, Y14, Y14
-	VPMADDWD     q6cRows256One<>+0(SB), Y14, Y14
-	VPADDD       Y14, Y3, Y3
-	ADDQ         $+16, AX
-	ADDQ         $+384, SI
-	DECQ         DX
-	JNZ          q6c01_one
+	JMP          q6c01_fetched00
+
+q6c01_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c01_fetched00:
+	VMOVDQU    (SI), Y8
+	VMOVDQU    128(SI), Y9
+	VMOVDQU    256(SI), Y10
+	VPSLLW     $+4, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y4, Y11, Y14
+	VPSRLW     $+4, Y8, Y11
+	VPSLLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y5, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y0, Y0
+	VPAND      q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND      q6cRows256High<>+0(SB), Y10, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y6, Y11, Y14
+	VPSRLW     $+4, Y9, Y11
+	VPSRLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y7, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y0, Y0
+	VMOVDQU    32(SI), Y8
+	VMOVDQU    160(SI), Y9
+	VMOVDQU    288(SI), Y10
+	VPSLLW     $+4, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y4, Y11, Y14
+	VPSRLW     $+4, Y8, Y11
+	VPSLLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y5, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y1, Y1
+	VPAND      q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND      q6cRows256High<>+0(SB), Y10, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y6, Y11, Y14
+	VPSRLW     $+4, Y9, Y11
+	VPSRLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y7, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y1, Y1
+	VMOVDQU    64(SI), Y8
+	VMOVDQU    192(SI), Y9
+	VMOVDQU    320(SI), Y10
+	VPSLLW     $+4, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y4, Y11, Y14
+	VPSRLW     $+4, Y8, Y11
+	VPSLLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y5, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y2, Y2
+	VPAND      q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND      q6cRows256High<>+0(SB), Y10, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y6, Y11, Y14
+	VPSRLW     $+4, Y9, Y11
+	VPSRLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y7, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y2, Y2
+	VMOVDQU    96(SI), Y8
+	VMOVDQU    224(SI), Y9
+	VMOVDQU    352(SI), Y10
+	VPSLLW     $+4, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y8, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y4, Y11, Y14
+	VPSRLW     $+4, Y8, Y11
+	VPSLLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y5, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y3, Y3
+	VPAND      q6cRows256Low<>+0(SB), Y9, Y11
+	VPAND      q6cRows256High<>+0(SB), Y10, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y6, Y11, Y14
+	VPSRLW     $+4, Y9, Y11
+	VPSRLW     $+2, Y10, Y12
+	VPAND      q6cRows256Low<>+0(SB), Y11, Y11
+	VPAND      q6cRows256High<>+0(SB), Y12, Y12
+	VPOR       Y12, Y11, Y11
+	VPMADDUBSW Y7, Y11, Y12
+	VPADDW     Y12, Y14, Y14
+	VPMADDWD   q6cRows256One<>+0(SB), Y14, Y14
+	VPADDD     Y14, Y3, Y3
+	ADDQ       $+16, AX
+	ADDQ       $+384, SI
+	DECQ       DX
+	JNZ        q6c01_one
 
 q6c01_done:
 	TESTQ BX, BX
@@ -926,7 +1022,7 @@ q6c01_done:
 q6c01_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y13
 	VCVTDQ2PS    Y0, Y0
 	VMULPS       (SI), Y13, Y12
@@ -977,9 +1073,9 @@ DATA q4Rows256One<>+24(SB)/4, $0x00010001
 DATA q4Rows256One<>+28(SB)/4, $0x00010001
 GLOBL q4Rows256One<>(SB), RODATA|NOPTR, $32
 
-// func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+// func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
-TEXT ·q4Rows256(SB), NOSPLIT, $0-104
+TEXT ·q4Rows256(SB), NOSPLIT, $0-112
 	MOVQ  rows+0(FP), AX
 	CMPQ  AX, $+1
 	JEQ   rows01
@@ -991,8 +1087,10 @@ TEXT ·q4Rows256(SB), NOSPLIT, $0-104
 	MOVQ  ahead+64(FP), R10
 	MOVQ  stride+72(FP), R11
 	ADDQ  DI, R10
-	MOVQ  sums+88(FP), R8
-	MOVQ  ldsums+96(FP), R9
+	MOVQ  gap+80(FP), R12
+	LEAQ  (R12)(R12*2), R13
+	MOVQ  sums+96(FP), R8
+	MOVQ  ldsums+104(FP), R9
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -1009,13 +1107,25 @@ q4Rows25602_start:
 	JZ    q4Rows25602_done
 
 q4Rows25602_one:
-	VPXOR        Y8, Y8, Y8
-	VPXOR        Y9, Y9, Y9
-	VPXOR        Y10, Y10, Y10
-	VPXOR        Y11, Y11, Y11
-	VMOVDQU      (DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VPXOR      Y10, Y10, Y10
+	VPXOR      Y11, Y11, Y11
+	VMOVDQU    (DI), Y12
+	TESTQ      R12, R12
+	JZ         q4Rows25602_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q4Rows25602_fetched00
+
+q4Rows25602_ordered00:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4Rows25602_fetched00:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1032,8 +1142,12 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      64(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4Rows25602_fetched01
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4Rows25602_fetched01:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1050,8 +1164,12 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      128(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4Rows25602_fetched02
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4Rows25602_fetched02:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1068,8 +1186,12 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      192(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4Rows25602_fetched03
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4Rows25602_fetched03:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1086,8 +1208,20 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      256(DI), Y12
-	PREFETCHT0   (R10)
+	TESTQ        R12, R12
+	JZ           q4Rows25602_ordered04
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
+	JMP          q4Rows25602_fetched04
+
+q4Rows25602_ordered04:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4Rows25602_fetched04:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1104,8 +1238,12 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      320(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4Rows25602_fetched05
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4Rows25602_fetched05:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1122,8 +1260,12 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      384(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4Rows25602_fetched06
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4Rows25602_fetched06:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1140,8 +1282,12 @@ q4Rows25602_one:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      448(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4Rows25602_fetched07
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4Rows25602_fetched07:
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4Rows256F0<>+0(SB), Y12, Y12
@@ -1336,10 +1482,22 @@ q4Rows25602_one:
 	ADDQ         $+32, CX
 	ADDQ         $+576, DI
 	ADDQ         $+4, R8
-	PREFETCHT0   (R10)
+	TESTQ        R12, R12
+	JZ           q4Rows25602_ordered08
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
-	DECQ         BX
-	JNZ          q4Rows25602_one
+	JMP          q4Rows25602_fetched08
+
+q4Rows25602_ordered08:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4Rows25602_fetched08:
+	DECQ BX
+	JNZ  q4Rows25602_one
 
 q4Rows25602_done:
 	TESTQ SI, SI
@@ -1353,7 +1511,7 @@ q4Rows25602_done:
 q4Rows25602_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y14
 	VMULPS       Y14, Y0, Y0
 	VMOVUPS      Y0, (AX)
@@ -1381,7 +1539,7 @@ rows01:
 	MOVQ    blocks+40(FP), DX
 	MOVQ    tail+48(FP), BX
 	MOVQ    w+56(FP), SI
-	MOVQ    sums+88(FP), DI
+	MOVQ    sums+96(FP), DI
 	MOVQ    ahead+64(FP), R8
 	ADDQ    SI, R8
 	VMOVDQU q4Rows256F0<>+0(SB), Y8
@@ -1589,7 +1747,7 @@ q4Rows25601_done:
 q4Rows25601_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y13
 	VMULPS       Y13, Y0, Y0
 	VMOVUPS      Y0, (AX)
@@ -1632,9 +1790,9 @@ DATA q4x128Rows256One<>+24(SB)/4, $0x00010001
 DATA q4x128Rows256One<>+28(SB)/4, $0x00010001
 GLOBL q4x128Rows256One<>(SB), RODATA|NOPTR, $32
 
-// func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+// func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
-TEXT ·q4x128Rows256(SB), NOSPLIT, $0-104
+TEXT ·q4x128Rows256(SB), NOSPLIT, $0-112
 	MOVQ  rows+0(FP), AX
 	CMPQ  AX, $+1
 	JEQ   rows01
@@ -1646,8 +1804,10 @@ TEXT ·q4x128Rows256(SB), NOSPLIT, $0-104
 	MOVQ  ahead+64(FP), R10
 	MOVQ  stride+72(FP), R11
 	ADDQ  DI, R10
-	MOVQ  sums+88(FP), R8
-	MOVQ  ldsums+96(FP), R9
+	MOVQ  gap+80(FP), R12
+	LEAQ  (R12)(R12*2), R13
+	MOVQ  sums+96(FP), R8
+	MOVQ  ldsums+104(FP), R9
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -1667,13 +1827,25 @@ q4x128Rows25602_one:
 	LEAQ 2048(DI), DX
 
 q4x128Rows25602_quarter:
-	VPXOR        Y8, Y8, Y8
-	VPXOR        Y9, Y9, Y9
-	VPXOR        Y10, Y10, Y10
-	VPXOR        Y11, Y11, Y11
-	VMOVDQU      (DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VPXOR      Y10, Y10, Y10
+	VPXOR      Y11, Y11, Y11
+	VMOVDQU    (DI), Y12
+	TESTQ      R12, R12
+	JZ         q4x128Rows25602_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q4x128Rows25602_fetched00
+
+q4x128Rows25602_ordered00:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128Rows25602_fetched00:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1690,8 +1862,12 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      64(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4x128Rows25602_fetched01
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4x128Rows25602_fetched01:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1708,8 +1884,12 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      128(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4x128Rows25602_fetched02
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4x128Rows25602_fetched02:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1726,8 +1906,12 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      192(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4x128Rows25602_fetched03
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4x128Rows25602_fetched03:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1744,8 +1928,20 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      256(DI), Y12
-	PREFETCHT0   (R10)
+	TESTQ        R12, R12
+	JZ           q4x128Rows25602_ordered04
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
+	JMP          q4x128Rows25602_fetched04
+
+q4x128Rows25602_ordered04:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128Rows25602_fetched04:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1762,8 +1958,12 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      320(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4x128Rows25602_fetched05
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4x128Rows25602_fetched05:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1780,8 +1980,12 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      384(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4x128Rows25602_fetched06
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4x128Rows25602_fetched06:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1798,8 +2002,12 @@ q4x128Rows25602_quarter:
 	VPMADDUBSW   Y14, Y12, Y15
 	VPADDW       Y15, Y11, Y11
 	VMOVDQU      448(DI), Y12
+	TESTQ        R12, R12
+	JNZ          q4x128Rows25602_fetched07
 	PREFETCHT0   (R10)
 	ADDQ         R11, R10
+
+q4x128Rows25602_fetched07:
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128Rows256F0<>+0(SB), Y12, Y12
@@ -1997,10 +2205,22 @@ q4x128Rows25602_quarter:
 	CMPQ         DI, DX
 	JNE          q4x128Rows25602_quarter
 	ADDQ         $+64, DI
-	PREFETCHT0   (R10)
+	TESTQ        R12, R12
+	JZ           q4x128Rows25602_ordered08
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
-	DECQ         BX
-	JNZ          q4x128Rows25602_one
+	JMP          q4x128Rows25602_fetched08
+
+q4x128Rows25602_ordered08:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128Rows25602_fetched08:
+	DECQ BX
+	JNZ  q4x128Rows25602_one
 
 q4x128Rows25602_done:
 	TESTQ SI, SI
@@ -2016,7 +2236,7 @@ q4x128Rows25602_done:
 q4x128Rows25602_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y14
 	VMULPS       Y14, Y0, Y0
 	VMOVUPS      Y0, (AX)
@@ -2044,7 +2264,7 @@ rows01:
 	MOVQ    blocks+40(FP), DX
 	MOVQ    tail+48(FP), BX
 	MOVQ    w+56(FP), SI
-	MOVQ    sums+88(FP), AX
+	MOVQ    sums+96(FP), AX
 	MOVQ    ahead+64(FP), DI
 	ADDQ    SI, DI
 	VMOVDQU q4x128Rows256F0<>+0(SB), Y8
@@ -2258,7 +2478,7 @@ q4x128Rows25601_done:
 q4x128Rows25601_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y13
 	VMULPS       Y13, Y0, Y0
 	VMOVUPS      Y0, (AX)

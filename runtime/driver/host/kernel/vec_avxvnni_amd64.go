@@ -8,25 +8,25 @@ package kernel
 // activations; tail is nil or [rows][4] more of them. Strides are in bytes.
 //
 //go:noescape
-func q8cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+func q8cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 
 // q6cRowsVNNI computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's
 // activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin
 // at. Strides are in bytes.
 //
 //go:noescape
-func q6cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+func q6cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, start *int32)
 
 // q4RowsVNNI computes rows (1..2) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's
 // activations, sums their sums over each 32; tail is nil or [rows][32] more activations, padded with 128.
 // Strides are in bytes.
 //
 //go:noescape
-func q4RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+func q4RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 
 // q4x128RowsVNNI computes rows (1..2) rows of one q4b128 tile into y [rows][32]. x holds 128*blocks of each row's
 // activations, sums their sums over each 32; tail is nil or the rows of one more block, each 128 activations
 // padded with 128 and four int32 sums. Strides are in bytes.
 //
 //go:noescape
-func q4x128RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+func q4x128RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)

@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func q8cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+// func q8cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32)
 // Requires: AVX, AVX2, MMX+
-TEXT ·q8cRowsVNNI(SB), NOSPLIT, $0-88
+TEXT ·q8cRowsVNNI(SB), NOSPLIT, $0-96
 	MOVQ  rows+0(FP), AX
 	CMPQ  AX, $+1
 	JEQ   rows01
@@ -20,6 +20,8 @@ TEXT ·q8cRowsVNNI(SB), NOSPLIT, $0-88
 	MOVQ  ahead+64(FP), R8
 	MOVQ  stride+72(FP), R9
 	ADDQ  DI, R8
+	MOVQ  gap+80(FP), R10
+	LEAQ  (R10)(R10*2), R11
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -43,10 +45,22 @@ q8c03_many:
 	VPBROADCASTD (CX), Y12
 	VPBROADCASTD (CX)(AX*1), Y13
 	VPBROADCASTD (CX)(AX*2), Y14
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c03_ordered00
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (DI), Y15
+	JMP          q8c03_fetched00
+
+q8c03_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c03_fetched00:
+	VMOVDQU (DI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE $0xc4
@@ -101,10 +115,14 @@ q8c03_many:
 	VPBROADCASTD 4(CX), Y12
 	VPBROADCASTD 4(CX)(AX*1), Y13
 	VPBROADCASTD 4(CX)(AX*2), Y14
+	TESTQ        R10, R10
+	JNZ          q8c03_fetched01
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVDQU      128(DI), Y15
+
+q8c03_fetched01:
+	VMOVDQU 128(DI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE $0xc4
@@ -169,10 +187,22 @@ q8c03_one:
 	VPBROADCASTD (CX), Y12
 	VPBROADCASTD (CX)(AX*1), Y13
 	VPBROADCASTD (CX)(AX*2), Y14
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c03_ordered02
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (DI), Y15
+	JMP          q8c03_fetched02
+
+q8c03_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c03_fetched02:
+	VMOVDQU (DI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE $0xc4
@@ -241,7 +271,7 @@ q8c03_done:
 q8c03_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y12
 	VMOVDQU      128(DI), Y15
 	VPSLLD       $+7, Y15, Y15
@@ -343,6 +373,8 @@ rows02:
 	MOVQ  ahead+64(FP), R8
 	MOVQ  stride+72(FP), R9
 	ADDQ  DI, R8
+	MOVQ  gap+80(FP), R10
+	LEAQ  (R10)(R10*2), R11
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -361,10 +393,22 @@ q8c02_start:
 q8c02_many:
 	VPBROADCASTD (CX), Y12
 	VPBROADCASTD (CX)(AX*1), Y13
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c02_ordered00
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (DI), Y15
+	JMP          q8c02_fetched00
+
+q8c02_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched00:
+	VMOVDQU (DI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE $0xc4
@@ -402,10 +446,14 @@ q8c02_many:
 	LONG         $0xff5015c2
 	VPBROADCASTD 4(CX), Y12
 	VPBROADCASTD 4(CX)(AX*1), Y13
+	TESTQ        R10, R10
+	JNZ          q8c02_fetched01
 	PREFETCHT0   (R8)
 	PREFETCHT0   64(R8)
 	ADDQ         R9, R8
-	VMOVDQU      128(DI), Y15
+
+q8c02_fetched01:
+	VMOVDQU 128(DI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE $0xc4
@@ -453,10 +501,22 @@ q8c02_few:
 q8c02_one:
 	VPBROADCASTD (CX), Y12
 	VPBROADCASTD (CX)(AX*1), Y13
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
+	TESTQ        R10, R10
+	JZ           q8c02_ordered02
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (DI), Y15
+	JMP          q8c02_fetched02
+
+q8c02_ordered02:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	ADDQ       R9, R8
+
+q8c02_fetched02:
+	VMOVDQU (DI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE $0xc4
@@ -509,7 +569,7 @@ q8c02_done:
 q8c02_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y12
 	VMOVDQU      128(DI), Y15
 	VPSLLD       $+7, Y15, Y15
@@ -581,6 +641,8 @@ rows01:
 	MOVQ  ahead+64(FP), DI
 	MOVQ  stride+72(FP), R8
 	ADDQ  SI, DI
+	MOVQ  gap+80(FP), R9
+	LEAQ  (R9)(R9*2), R10
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -602,10 +664,22 @@ q8c01_start:
 
 q8c01_many:
 	VPBROADCASTD (AX), Y12
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	TESTQ        R9, R9
+	JZ           q8c01_ordered00
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
-	VMOVDQU      (SI), Y15
+	JMP          q8c01_fetched00
+
+q8c01_ordered00:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched00:
+	VMOVDQU (SI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE    $0xc4
@@ -626,10 +700,14 @@ q8c01_many:
 	BYTE         $0xc4
 	LONG         $0xdf501dc2
 	VPBROADCASTD 4(AX), Y12
+	TESTQ        R9, R9
+	JNZ          q8c01_fetched01
 	PREFETCHT0   (DI)
 	PREFETCHT0   64(DI)
 	ADDQ         R8, DI
-	VMOVDQU      128(SI), Y15
+
+q8c01_fetched01:
+	VMOVDQU 128(SI), Y15
 
 	// VPDPBUSD Y15, Y12, Y4
 	BYTE    $0xc4
@@ -650,10 +728,22 @@ q8c01_many:
 	BYTE         $0xc4
 	LONG         $0xff501dc2
 	VPBROADCASTD 8(AX), Y12
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	TESTQ        R9, R9
+	JZ           q8c01_ordered02
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
-	VMOVDQU      256(SI), Y15
+	JMP          q8c01_fetched02
+
+q8c01_ordered02:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched02:
+	VMOVDQU 256(SI), Y15
 
 	// VPDPBUSD Y15, Y12, Y8
 	BYTE    $0xc4
@@ -684,10 +774,22 @@ q8c01_few:
 
 q8c01_one:
 	VPBROADCASTD (AX), Y12
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	TESTQ        R9, R9
+	JZ           q8c01_ordered03
+	PREFETCHT1   (DI)
+	PREFETCHT1   (DI)(R9*1)
+	PREFETCHT1   (DI)(R9*2)
+	PREFETCHT1   (DI)(R10*1)
 	ADDQ         R8, DI
-	VMOVDQU      (SI), Y15
+	JMP          q8c01_fetched03
+
+q8c01_ordered03:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       R8, DI
+
+q8c01_fetched03:
+	VMOVDQU (SI), Y15
 
 	// VPDPBUSD Y15, Y12, Y0
 	BYTE    $0xc4
@@ -732,7 +834,7 @@ q8c01_sum:
 	VPADDD       Y11, Y3, Y3
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y12
 	VMOVDQU      128(SI), Y15
 	VPSLLD       $+7, Y15, Y15
@@ -795,9 +897,9 @@ DATA q6cRowsVNNIC80<>+24(SB)/4, $0x80808080
 DATA q6cRowsVNNIC80<>+28(SB)/4, $0x80808080
 GLOBL q6cRowsVNNIC80<>(SB), RODATA|NOPTR, $32
 
-// func q6cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, start *int32)
+// func q6cRowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, start *int32)
 // Requires: AVX, AVX2, MMX+
-TEXT ·q6cRowsVNNI(SB), NOSPLIT, $0-96
+TEXT ·q6cRowsVNNI(SB), NOSPLIT, $0-104
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+1
 	JEQ          rows01
@@ -809,7 +911,9 @@ TEXT ·q6cRowsVNNI(SB), NOSPLIT, $0-96
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         DI, R8
-	MOVQ         start+88(FP), CX
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
+	MOVQ         start+96(FP), CX
 	VPBROADCASTD (CX), Y0
 	VMOVDQA      Y0, Y1
 	VMOVDQA      Y0, Y2
@@ -826,13 +930,29 @@ q6c02_start:
 	JZ    q6c02_done
 
 q6c02_one:
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	PREFETCHT0   128(R8)
-	PREFETCHT0   192(R8)
-	PREFETCHT0   256(R8)
-	PREFETCHT0   320(R8)
-	ADDQ         R9, R8
+	TESTQ      R10, R10
+	JZ         q6c02_ordered00
+	PREFETCHT1 (R8)
+	PREFETCHT1 (R8)(R10*1)
+	PREFETCHT1 (R8)(R10*2)
+	PREFETCHT1 (R8)(R11*1)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 64(R8)(R10*1)
+	PREFETCHT1 64(R8)(R10*2)
+	PREFETCHT1 64(R8)(R11*1)
+	ADDQ       R9, R8
+	JMP        q6c02_fetched00
+
+q6c02_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c02_fetched00:
 	VMOVDQU      (DI), Y8
 	VMOVDQU      128(DI), Y9
 	VMOVDQU      256(DI), Y10
@@ -1122,7 +1242,7 @@ q6c02_done:
 q6c02_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y13
 	VCVTDQ2PS    Y0, Y0
 	VMULPS       (DI), Y13, Y12
@@ -1170,7 +1290,9 @@ rows01:
 	MOVQ         ahead+64(FP), R8
 	MOVQ         stride+72(FP), R9
 	ADDQ         SI, R8
-	MOVQ         start+88(FP), DI
+	MOVQ         gap+80(FP), R10
+	LEAQ         (R10)(R10*2), R11
+	MOVQ         start+96(FP), DI
 	VPBROADCASTD (DI), Y0
 	VMOVDQA      Y0, Y1
 	VMOVDQA      Y0, Y2
@@ -1191,20 +1313,36 @@ q6c01_one:
 	VPXOR        q6cRowsVNNIC80<>+0(SB), Y6, Y6
 	VPBROADCASTD 12(AX), Y7
 	VPXOR        q6cRowsVNNIC80<>+0(SB), Y7, Y7
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	PREFETCHT0   128(R8)
-	PREFETCHT0   192(R8)
-	PREFETCHT0   256(R8)
-	PREFETCHT0   320(R8)
+	TESTQ        R10, R10
+	JZ           q6c01_ordered00
+	PREFETCHT1   (R8)
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R10*2)
+	PREFETCHT1   (R8)(R11*1)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   64(R8)(R10*1)
+	PREFETCHT1   64(R8)(R10*2)
+	PREFETCHT1   64(R8)(R11*1)
 	ADDQ         R9, R8
-	VMOVDQU      (SI), Y8
-	VMOVDQU      128(SI), Y9
-	VMOVDQU      256(SI), Y10
-	VPSLLW       $+4, Y10, Y12
-	VPAND        q6cRowsVNNILow<>+0(SB), Y8, Y11
-	VPAND        q6cRowsVNNIHigh<>+0(SB), Y12, Y12
-	VPOR         Y12, Y11, Y11
+	JMP          q6c01_fetched00
+
+q6c01_ordered00:
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	PREFETCHT0 128(R8)
+	PREFETCHT0 192(R8)
+	PREFETCHT0 256(R8)
+	PREFETCHT0 320(R8)
+	ADDQ       R9, R8
+
+q6c01_fetched00:
+	VMOVDQU (SI), Y8
+	VMOVDQU 128(SI), Y9
+	VMOVDQU 256(SI), Y10
+	VPSLLW  $+4, Y10, Y12
+	VPAND   q6cRowsVNNILow<>+0(SB), Y8, Y11
+	VPAND   q6cRowsVNNIHigh<>+0(SB), Y12, Y12
+	VPOR    Y12, Y11, Y11
 
 	// VPDPBUSD Y4, Y11, Y0
 	BYTE   $0xc4
@@ -1359,7 +1497,7 @@ q6c01_done:
 q6c01_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y13
 	VCVTDQ2PS    Y0, Y0
 	VMULPS       (SI), Y13, Y12
@@ -1400,9 +1538,9 @@ DATA q4RowsVNNIC80<>+24(SB)/4, $0x80808080
 DATA q4RowsVNNIC80<>+28(SB)/4, $0x80808080
 GLOBL q4RowsVNNIC80<>(SB), RODATA|NOPTR, $32
 
-// func q4RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+// func q4RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
-TEXT ·q4RowsVNNI(SB), NOSPLIT, $0-104
+TEXT ·q4RowsVNNI(SB), NOSPLIT, $0-112
 	MOVQ  rows+0(FP), AX
 	CMPQ  AX, $+1
 	JEQ   rows01
@@ -1414,8 +1552,10 @@ TEXT ·q4RowsVNNI(SB), NOSPLIT, $0-104
 	MOVQ  ahead+64(FP), R10
 	MOVQ  stride+72(FP), R11
 	ADDQ  DI, R10
-	MOVQ  sums+88(FP), R8
-	MOVQ  ldsums+96(FP), R9
+	MOVQ  gap+80(FP), R12
+	LEAQ  (R12)(R12*2), R13
+	MOVQ  sums+96(FP), R8
+	MOVQ  ldsums+104(FP), R9
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -1432,13 +1572,25 @@ q4RowsVNNI02_start:
 	JZ    q4RowsVNNI02_done
 
 q4RowsVNNI02_one:
-	VPXOR        Y8, Y8, Y8
-	VPXOR        Y9, Y9, Y9
-	VPXOR        Y10, Y10, Y10
-	VPXOR        Y11, Y11, Y11
-	VMOVDQU      (DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VPXOR      Y10, Y10, Y10
+	VPXOR      Y11, Y11, Y11
+	VMOVDQU    (DI), Y12
+	TESTQ      R12, R12
+	JZ         q4RowsVNNI02_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q4RowsVNNI02_fetched00
+
+q4RowsVNNI02_ordered00:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched00:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1460,11 +1612,15 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      64(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    64(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4RowsVNNI02_fetched01
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched01:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1486,11 +1642,15 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      128(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    128(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4RowsVNNI02_fetched02
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched02:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1512,11 +1672,15 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      192(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    192(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4RowsVNNI02_fetched03
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched03:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1538,11 +1702,23 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      256(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    256(DI), Y12
+	TESTQ      R12, R12
+	JZ         q4RowsVNNI02_ordered04
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q4RowsVNNI02_fetched04
+
+q4RowsVNNI02_ordered04:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched04:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1564,11 +1740,15 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      320(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    320(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4RowsVNNI02_fetched05
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched05:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1590,11 +1770,15 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      384(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    384(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4RowsVNNI02_fetched06
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched06:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1616,11 +1800,15 @@ q4RowsVNNI02_one:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      448(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    448(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4RowsVNNI02_fetched07
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched07:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1879,10 +2067,22 @@ q4RowsVNNI02_one:
 	ADDQ         $+32, CX
 	ADDQ         $+576, DI
 	ADDQ         $+4, R8
-	PREFETCHT0   (R10)
+	TESTQ        R12, R12
+	JZ           q4RowsVNNI02_ordered08
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
-	DECQ         BX
-	JNZ          q4RowsVNNI02_one
+	JMP          q4RowsVNNI02_fetched08
+
+q4RowsVNNI02_ordered08:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4RowsVNNI02_fetched08:
+	DECQ BX
+	JNZ  q4RowsVNNI02_one
 
 q4RowsVNNI02_done:
 	TESTQ SI, SI
@@ -1896,7 +2096,7 @@ q4RowsVNNI02_done:
 q4RowsVNNI02_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y14
 	VMULPS       Y14, Y0, Y0
 	VMOVUPS      Y0, (AX)
@@ -1928,8 +2128,10 @@ rows01:
 	MOVQ  ahead+64(FP), R9
 	MOVQ  stride+72(FP), R10
 	ADDQ  SI, R9
-	MOVQ  sums+88(FP), DI
-	MOVQ  ldsums+96(FP), R8
+	MOVQ  gap+80(FP), R11
+	LEAQ  (R11)(R11*2), R12
+	MOVQ  sums+96(FP), DI
+	MOVQ  ldsums+104(FP), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -1942,11 +2144,23 @@ q4RowsVNNI01_start:
 	JZ    q4RowsVNNI01_done
 
 q4RowsVNNI01_one:
-	VPXOR        Y8, Y8, Y8
-	VPXOR        Y9, Y9, Y9
-	VMOVDQU      (SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VMOVDQU    (SI), Y12
+	TESTQ      R11, R11
+	JZ         q4RowsVNNI01_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4RowsVNNI01_fetched00
+
+q4RowsVNNI01_ordered00:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched00:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1958,11 +2172,15 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      64(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    64(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4RowsVNNI01_fetched01
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched01:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1974,11 +2192,15 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      128(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    128(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4RowsVNNI01_fetched02
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched02:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -1990,11 +2212,15 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      192(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    192(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4RowsVNNI01_fetched03
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched03:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2006,11 +2232,23 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      256(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    256(SI), Y12
+	TESTQ      R11, R11
+	JZ         q4RowsVNNI01_ordered04
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4RowsVNNI01_fetched04
+
+q4RowsVNNI01_ordered04:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched04:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2022,11 +2260,15 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      320(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    320(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4RowsVNNI01_fetched05
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched05:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2038,11 +2280,15 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      384(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    384(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4RowsVNNI01_fetched06
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched06:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2054,11 +2300,15 @@ q4RowsVNNI01_one:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      448(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    448(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4RowsVNNI01_fetched07
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched07:
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2209,10 +2459,22 @@ q4RowsVNNI01_one:
 	ADDQ         $+32, AX
 	ADDQ         $+576, SI
 	ADDQ         $+4, DI
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4RowsVNNI01_ordered08
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
-	DECQ         DX
-	JNZ          q4RowsVNNI01_one
+	JMP          q4RowsVNNI01_fetched08
+
+q4RowsVNNI01_ordered08:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4RowsVNNI01_fetched08:
+	DECQ DX
+	JNZ  q4RowsVNNI01_one
 
 q4RowsVNNI01_done:
 	TESTQ BX, BX
@@ -2226,7 +2488,7 @@ q4RowsVNNI01_done:
 q4RowsVNNI01_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y14
 	VMULPS       Y14, Y0, Y0
 	VMOVUPS      Y0, (AX)
@@ -2259,9 +2521,9 @@ DATA q4x128RowsVNNIC80<>+24(SB)/4, $0x80808080
 DATA q4x128RowsVNNIC80<>+28(SB)/4, $0x80808080
 GLOBL q4x128RowsVNNIC80<>(SB), RODATA|NOPTR, $32
 
-// func q4x128RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+// func q4x128RowsVNNI(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, gap int, xscale *float32, sums *int32, ldsums int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
-TEXT ·q4x128RowsVNNI(SB), NOSPLIT, $0-104
+TEXT ·q4x128RowsVNNI(SB), NOSPLIT, $0-112
 	MOVQ  rows+0(FP), AX
 	CMPQ  AX, $+1
 	JEQ   rows01
@@ -2273,8 +2535,10 @@ TEXT ·q4x128RowsVNNI(SB), NOSPLIT, $0-104
 	MOVQ  ahead+64(FP), R10
 	MOVQ  stride+72(FP), R11
 	ADDQ  DI, R10
-	MOVQ  sums+88(FP), R8
-	MOVQ  ldsums+96(FP), R9
+	MOVQ  gap+80(FP), R12
+	LEAQ  (R12)(R12*2), R13
+	MOVQ  sums+96(FP), R8
+	MOVQ  ldsums+104(FP), R9
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -2294,13 +2558,25 @@ q4x128RowsVNNI02_one:
 	LEAQ 2048(DI), DX
 
 q4x128RowsVNNI02_quarter:
-	VPXOR        Y8, Y8, Y8
-	VPXOR        Y9, Y9, Y9
-	VPXOR        Y10, Y10, Y10
-	VPXOR        Y11, Y11, Y11
-	VMOVDQU      (DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VPXOR      Y10, Y10, Y10
+	VPXOR      Y11, Y11, Y11
+	VMOVDQU    (DI), Y12
+	TESTQ      R12, R12
+	JZ         q4x128RowsVNNI02_ordered00
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q4x128RowsVNNI02_fetched00
+
+q4x128RowsVNNI02_ordered00:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched00:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2322,11 +2598,15 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      64(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    64(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4x128RowsVNNI02_fetched01
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched01:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2348,11 +2628,15 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      128(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    128(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4x128RowsVNNI02_fetched02
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched02:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2374,11 +2658,15 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      192(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    192(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4x128RowsVNNI02_fetched03
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched03:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2400,11 +2688,23 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      256(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    256(DI), Y12
+	TESTQ      R12, R12
+	JZ         q4x128RowsVNNI02_ordered04
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R12*2)
+	PREFETCHT1 (R10)(R13*1)
+	ADDQ       R11, R10
+	JMP        q4x128RowsVNNI02_fetched04
+
+q4x128RowsVNNI02_ordered04:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched04:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2426,11 +2726,15 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      320(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    320(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4x128RowsVNNI02_fetched05
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched05:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2452,11 +2756,15 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      384(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    384(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4x128RowsVNNI02_fetched06
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched06:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2478,11 +2786,15 @@ q4x128RowsVNNI02_quarter:
 	LONG $0xd6501542
 
 	// VPDPBUSD Y14, Y12, Y11
-	BYTE         $0xc4
-	LONG         $0xde501d42
-	VMOVDQU      448(DI), Y12
-	PREFETCHT0   (R10)
-	ADDQ         R11, R10
+	BYTE       $0xc4
+	LONG       $0xde501d42
+	VMOVDQU    448(DI), Y12
+	TESTQ      R12, R12
+	JNZ        q4x128RowsVNNI02_fetched07
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched07:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2744,10 +3056,22 @@ q4x128RowsVNNI02_quarter:
 	CMPQ         DI, DX
 	JNE          q4x128RowsVNNI02_quarter
 	ADDQ         $+64, DI
-	PREFETCHT0   (R10)
+	TESTQ        R12, R12
+	JZ           q4x128RowsVNNI02_ordered08
+	PREFETCHT1   (R10)
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R12*2)
+	PREFETCHT1   (R10)(R13*1)
 	ADDQ         R11, R10
-	DECQ         BX
-	JNZ          q4x128RowsVNNI02_one
+	JMP          q4x128RowsVNNI02_fetched08
+
+q4x128RowsVNNI02_ordered08:
+	PREFETCHT0 (R10)
+	ADDQ       R11, R10
+
+q4x128RowsVNNI02_fetched08:
+	DECQ BX
+	JNZ  q4x128RowsVNNI02_one
 
 q4x128RowsVNNI02_done:
 	TESTQ SI, SI
@@ -2763,7 +3087,7 @@ q4x128RowsVNNI02_done:
 q4x128RowsVNNI02_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), DX
+	MOVQ         xscale+88(FP), DX
 	VBROADCASTSS (DX), Y14
 	VMULPS       Y14, Y0, Y0
 	VMOVUPS      Y0, (AX)
@@ -2795,8 +3119,10 @@ rows01:
 	MOVQ  ahead+64(FP), R9
 	MOVQ  stride+72(FP), R10
 	ADDQ  SI, R9
-	MOVQ  sums+88(FP), DI
-	MOVQ  ldsums+96(FP), R8
+	MOVQ  gap+80(FP), R11
+	LEAQ  (R11)(R11*2), R12
+	MOVQ  sums+96(FP), DI
+	MOVQ  ldsums+104(FP), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -2812,11 +3138,23 @@ q4x128RowsVNNI01_one:
 	LEAQ 2048(SI), CX
 
 q4x128RowsVNNI01_quarter:
-	VPXOR        Y8, Y8, Y8
-	VPXOR        Y9, Y9, Y9
-	VMOVDQU      (SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VMOVDQU    (SI), Y12
+	TESTQ      R11, R11
+	JZ         q4x128RowsVNNI01_ordered00
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4x128RowsVNNI01_fetched00
+
+q4x128RowsVNNI01_ordered00:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched00:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2828,11 +3166,15 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      64(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    64(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4x128RowsVNNI01_fetched01
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched01:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2844,11 +3186,15 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      128(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    128(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4x128RowsVNNI01_fetched02
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched02:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2860,11 +3206,15 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      192(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    192(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4x128RowsVNNI01_fetched03
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched03:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2876,11 +3226,23 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      256(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    256(SI), Y12
+	TESTQ      R11, R11
+	JZ         q4x128RowsVNNI01_ordered04
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R11*2)
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       R10, R9
+	JMP        q4x128RowsVNNI01_fetched04
+
+q4x128RowsVNNI01_ordered04:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched04:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2892,11 +3254,15 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      320(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    320(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4x128RowsVNNI01_fetched05
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched05:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2908,11 +3274,15 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      384(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    384(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4x128RowsVNNI01_fetched06
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched06:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -2924,11 +3294,15 @@ q4x128RowsVNNI01_quarter:
 	LONG $0xc6501542
 
 	// VPDPBUSD Y14, Y12, Y9
-	BYTE         $0xc4
-	LONG         $0xce501d42
-	VMOVDQU      448(SI), Y12
-	PREFETCHT0   (R9)
-	ADDQ         R10, R9
+	BYTE       $0xc4
+	LONG       $0xce501d42
+	VMOVDQU    448(SI), Y12
+	TESTQ      R11, R11
+	JNZ        q4x128RowsVNNI01_fetched07
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched07:
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y13
 	VPSRLW       $+4, Y12, Y12
 	VPAND        q4x128RowsVNNIF0<>+0(SB), Y12, Y12
@@ -3082,10 +3456,22 @@ q4x128RowsVNNI01_quarter:
 	CMPQ         SI, CX
 	JNE          q4x128RowsVNNI01_quarter
 	ADDQ         $+64, SI
-	PREFETCHT0   (R9)
+	TESTQ        R11, R11
+	JZ           q4x128RowsVNNI01_ordered08
+	PREFETCHT1   (R9)
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R11*2)
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         R10, R9
-	DECQ         DX
-	JNZ          q4x128RowsVNNI01_one
+	JMP          q4x128RowsVNNI01_fetched08
+
+q4x128RowsVNNI01_ordered08:
+	PREFETCHT0 (R9)
+	ADDQ       R10, R9
+
+q4x128RowsVNNI01_fetched08:
+	DECQ DX
+	JNZ  q4x128RowsVNNI01_one
 
 q4x128RowsVNNI01_done:
 	TESTQ BX, BX
@@ -3101,7 +3487,7 @@ q4x128RowsVNNI01_done:
 q4x128RowsVNNI01_sum:
 	MOVQ         y+8(FP), AX
 	MOVQ         ldy+16(FP), CX
-	MOVQ         xscale+80(FP), CX
+	MOVQ         xscale+88(FP), CX
 	VBROADCASTSS (CX), Y14
 	VMULPS       Y14, Y0, Y0
 	VMOVUPS      Y0, (AX)

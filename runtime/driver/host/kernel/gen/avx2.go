@@ -55,7 +55,7 @@ func const32(name string, v uint32) Mem {
 func q8cRows256() {
 	const most = 2
 	function("q8cRows256", "(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, "+
-		"ahead int, stride int, xscale *float32)",
+		"ahead int, stride int, gap int, xscale *float32)",
 		"computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")
 	dispatch(most, func(m int) {
@@ -63,6 +63,7 @@ func q8cRows256() {
 		acts, abs := []reg.VecPhysical{y[8], y[9]}, []reg.VecPhysical{y[10], y[15]}
 		weight, tmp, ones, c80 := y[11], y[12], y[13], y[14]
 		k := newRowKernel(label("q8c", m), m, "steps")
+		fetch := k.fetch.sideBySide(k.id)
 		// ones adds pairs of 16-bit sums by VPMADDWD; c80 turns u into u-128 by flipping the sign
 		// bit
 		constant := GP32()
@@ -81,7 +82,7 @@ func q8cRows256() {
 				VPXOR(c80, acts[row], acts[row])
 				VPABSB(acts[row], abs[row])
 			}
-			k.fetch.step(2)
+			fetch.step(2, oneOf(2, i))
 			for part := range 4 {
 				VMOVDQU(Mem{Base: k.weights, Disp: 128*i + 32*part}, weight)
 				for row := range m {
@@ -125,7 +126,7 @@ func q4Rows256(name string, block int, vnni bool) {
 	}
 	doc, pitch := q4Doc(block)
 	function(name, "(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, "+
-		"stride int, xscale *float32, sums *int32, ldsums int)", doc...)
+		"stride int, gap int, xscale *float32, sums *int32, ldsums int)", doc...)
 	dispatch(most, func(m int) {
 		id := label(name, m)
 		if m == 1 && !vnni {
@@ -134,6 +135,7 @@ func q4Rows256(name string, block int, vnni bool) {
 		}
 		k := q4Kernel256{vnni: vnni, block: block, pitch: pitch, low: f0, c80: c80, one: one}
 		k.rowKernel = newRowKernel(id, m, "blocks", &k.sums, &k.ldsums)
+		k.fetch = k.rowKernel.fetch.sideBySide(id)
 		Load(Param("sums"), k.sums)
 		Load(Param("ldsums"), k.ldsums)
 		zero256(y[:4*m]...)
@@ -149,6 +151,7 @@ func q4Rows256(name string, block int, vnni bool) {
 // q4Kernel256 is q4Rows256 for m rows.
 type q4Kernel256 struct {
 	rowKernel
+	fetch        *sideFetcher
 	vnni         bool
 	block, pitch int           // weights that share a scale, and the bytes of a row of the tail
 	low, c80     Mem           // masks: the low halves of bytes, their sign bits
@@ -173,7 +176,7 @@ func (k q4Kernel256) loop() {
 			k.input.advance(32 * count)
 			ADDQ(I32(576*count), k.weights)
 			ADDQ(I32(4*count), k.sums)
-			k.fetch.step(1) // the line of scales
+			k.fetch.step(1, 1) // the line of scales
 		})
 		k.again(k.pitch)
 		return
@@ -191,7 +194,7 @@ func (k q4Kernel256) loop() {
 		JNE(LabelRef(k.id + "_quarter"))
 	}, func(int) {
 		ADDQ(I32(64), k.weights)
-		k.fetch.step(1) // the line of scales
+		k.fetch.step(1, 1) // the line of scales
 	})
 	k.again(k.pitch, func() {
 		LEAQ(Mem{Base: k.row, Disp: 128}, k.sums)
@@ -209,7 +212,7 @@ func (k q4Kernel256) step(scales Mem) {
 		for quad := range 8 {
 			VMOVDQU(Mem{Base: k.weights, Disp: 64*quad + 32*half}, weight)
 			if half == 0 {
-				k.fetch.step(1)
+				k.fetch.step(1, oneOf(4, quad))
 			}
 			// low nibbles are columns 0-15, high nibbles columns 16-31
 			VPAND(k.low, weight, nibble)

@@ -47,7 +47,7 @@ func dotVEX(s8, u8, acc reg.VecPhysical) {
 func q8cRowsVNNI() {
 	const most = 3
 	function("q8cRowsVNNI", "(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, "+
-		"ahead int, stride int, xscale *float32)",
+		"ahead int, stride int, gap int, xscale *float32)",
 		"computes rows (1..3) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them. Strides are in bytes.")
 	dispatch(most, func(m int) {
@@ -59,12 +59,13 @@ func q8cRowsVNNI() {
 		acc := func(set, row, part int) reg.VecPhysical { return y[(set*m+row)*4+part] }
 		acts, weight := y[12:15], y[15]
 		k := newRowKernel(id, m, "steps")
+		fetch := k.fetch.sideBySide(id)
 		zero256(y[:4*m*sets]...)
 		k.loop(max(sets, 2), 4, 128, func(i int) {
 			for row := range m {
 				VPBROADCASTD(k.input.at(row, 4*i), acts[row])
 			}
-			k.fetch.step(2)
+			fetch.step(2, oneOf(2, i))
 			for part := range 4 {
 				VMOVDQU(Mem{Base: k.weights, Disp: 128*i + 32*part}, weight)
 				for row := range m {

@@ -162,7 +162,7 @@ func q6cRows256(name string, vnni bool) {
 		one = const32(name+"One", 0x00010001)
 	}
 	function(name, "(rows int, y *float32, ldy int, x *uint8, ldx int, groups int, tail *uint8, w *uint8, ahead int, "+
-		"stride int, xscale *float32, start *int32)",
+		"stride int, gap int, xscale *float32, start *int32)",
 		"computes rows (1..2) rows of one q6c tile into y [rows][32]. x holds 16*groups of each row's",
 		"activations; tail is nil or [rows][16] more of them, padded with 128. start is what the sums of each row begin",
 		"at. Strides are in bytes.")
@@ -180,6 +180,7 @@ func q6cRows256(name string, vnni bool) {
 // sixKernel256 is q6cRows256 for m rows.
 type sixKernel256 struct {
 	rowKernel
+	fetch              *sideFetcher
 	start              reg.GPVirtual
 	vnni               bool
 	low, top, c80, one Mem // masks: low and high bits of codes, sign bits; and ones of 16 bits
@@ -195,6 +196,7 @@ func newSixKernel256(m int) sixKernel256 {
 		nibbles: [2]reg.VecPhysical{y[8], y[9]}, high: y[10], code: y[11], tmp: y[12], act: y[13], pairs: y[14:16],
 	}
 	k.rowKernel = newRowKernel(label("q6c", m), m, "groups", &k.start)
+	k.fetch = k.rowKernel.fetch.sideBySide(k.id)
 	return k
 }
 
@@ -221,7 +223,7 @@ func (k sixKernel256) step() {
 			VPXOR(k.c80, y[4+quad], y[4+quad])
 		}
 	}
-	k.fetch.step(sixGroup / 64)
+	k.fetch.step(sixGroup/64, (sixGroup/64+sidePlaces-1)/sidePlaces)
 	for part := range 4 {
 		for plane, to := range []reg.VecPhysical{k.nibbles[0], k.nibbles[1], k.high} {
 			VMOVDQU(Mem{Base: k.weights, Disp: sixPlane*plane + 32*part}, to)
