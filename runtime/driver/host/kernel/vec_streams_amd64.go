@@ -10,7 +10,8 @@ import (
 // than one after the other, because their prefetchers follow each of them. Those of Zen 4 read slower, and those of
 // Zen 5 read a single tile at the speed of memory. docs/kernels.md has the measurements.
 
-// sideBySide says that this CPU reads several tiles side by side faster.
+// sideBySide says that this CPU reads several places side by side faster: these tiles or, where kernels take only one,
+// four parts of the next (see fetch).
 var sideBySide = cpuid.CPU.IsVendor(cpuid.Intel)
 
 // streamShapes are the most tiles that a kernel reads side by side for 1 row, 2 and so on. gen has the same numbers.
