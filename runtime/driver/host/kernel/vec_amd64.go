@@ -288,7 +288,7 @@ func (t tier) passF32(y, x Matrix[float32], w []float32, m, k, n int, part part)
 				}
 			}
 			every := t.turns(count, rows)
-			if !t.wide() {
+			if !t.wide() { // f32Rows256 asks in order
 				every.sideBySide = 0
 			}
 			ask := fetch(4*count*TileN, 4*(k-count)*TileN, every, call, calls, (j+TileN)*k >= len(w))
@@ -509,7 +509,7 @@ func (t tier) rowsQ4(block int, y Matrix[float32], x Quantised, w []byte, m, k, 
 		most = mostQ4x512
 	}
 	every := turns{(block/4 + 1) * blocks, (block/4/sidePlaces + 1) * blocks}
-	if m == 1 && (t == avx2 || t == avx512) {
+	if m == 1 && (t == avx2 || t == avx512) { // q4Single256 asks in order
 		every.sideBySide = 0
 	}
 	calls := (m + most - 1) / most

@@ -31,7 +31,7 @@ func f32Packed512(rows int, y *float32, ldy int, x *float32, k int, w *float32, 
 // from a group of packed activations. ldy is in bytes.
 //
 //go:noescape
-func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, gap int, more int)
+func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, more int)
 
 // q8cFirst512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
 // activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes.

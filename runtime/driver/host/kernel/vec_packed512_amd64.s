@@ -2325,9 +2325,9 @@ f32Packed51209_done:
 	VZEROUPPER
 	RET
 
-// func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, gap int, more int)
+// func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, more int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·bf16Packed512(SB), NOSPLIT, $0-80
+TEXT ·bf16Packed512(SB), NOSPLIT, $0-72
 	MOVQ         rows+0(FP), AX
 	CMPQ         AX, $+9
 	JEQ          rows09
@@ -2345,56 +2345,54 @@ TEXT ·bf16Packed512(SB), NOSPLIT, $0-80
 	MOVQ         ahead+48(FP), BX
 	MOVQ         stride+56(FP), SI
 	ADDQ         DX, BX
-	MOVQ         gap+64(FP), DI
-	LEAQ         (DI)(DI*2), R8
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z29
-	MOVQ         more+72(FP), R9
-	TESTQ        R9, R9
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         more+64(FP), DI
+	TESTQ        DI, DI
 	JNZ          bf16Packed51214_more
-	MOVQ         y+8(FP), R9
-	MOVQ         ldy+16(FP), R10
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	MOVQ         y+8(FP), DI
+	MOVQ         ldy+16(FP), R8
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 	VPXORD       Z2, Z2, Z2
@@ -2426,71 +2424,59 @@ TEXT ·bf16Packed512(SB), NOSPLIT, $0-80
 	JMP          bf16Packed51214_begin
 
 bf16Packed51214_more:
-	MOVQ    y+8(FP), R9
-	MOVQ    ldy+16(FP), R10
-	VMOVUPS (R9), Z0
-	VMOVUPS 64(R9), Z1
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z2
-	VMOVUPS 64(R9), Z3
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z4
-	VMOVUPS 64(R9), Z5
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z6
-	VMOVUPS 64(R9), Z7
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z8
-	VMOVUPS 64(R9), Z9
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z10
-	VMOVUPS 64(R9), Z11
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z12
-	VMOVUPS 64(R9), Z13
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z14
-	VMOVUPS 64(R9), Z15
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z16
-	VMOVUPS 64(R9), Z17
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z18
-	VMOVUPS 64(R9), Z19
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z20
-	VMOVUPS 64(R9), Z21
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z22
-	VMOVUPS 64(R9), Z23
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z24
-	VMOVUPS 64(R9), Z25
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z26
-	VMOVUPS 64(R9), Z27
+	MOVQ    y+8(FP), DI
+	MOVQ    ldy+16(FP), R8
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z4
+	VMOVUPS 64(DI), Z5
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z8
+	VMOVUPS 64(DI), Z9
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z10
+	VMOVUPS 64(DI), Z11
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z12
+	VMOVUPS 64(DI), Z13
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z14
+	VMOVUPS 64(DI), Z15
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z16
+	VMOVUPS 64(DI), Z17
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z18
+	VMOVUPS 64(DI), Z19
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z20
+	VMOVUPS 64(DI), Z21
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z22
+	VMOVUPS 64(DI), Z23
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z24
+	VMOVUPS 64(DI), Z25
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z26
+	VMOVUPS 64(DI), Z27
 
 bf16Packed51214_begin:
 	SUBQ $+4, CX
 	JLT  bf16Packed51214_few
 
 bf16Packed51214_many:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51214_ordered00
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51214_fetched00
-
-bf16Packed51214_ordered00:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51214_fetched00:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -2561,12 +2547,8 @@ bf16Packed51214_fetched00:
 	VFMADD231PS      Z28, Z31, Z27
 	VPSLLD           $+16, 128(DX), Z30
 	VPANDD           128(DX), Z29, Z31
-	TESTQ            DI, DI
-	JNZ              bf16Packed51214_fetched01
 	PREFETCHT0       (BX)
 	ADDQ             SI, BX
-
-bf16Packed51214_fetched01:
 	VFMADD231PS.BCST 112(AX), Z30, Z0
 	VFMADD231PS.BCST 112(AX), Z31, Z1
 	VFMADD231PS.BCST 116(AX), Z30, Z2
@@ -2645,22 +2627,10 @@ bf16Packed51214_few:
 	JZ   bf16Packed51214_done
 
 bf16Packed51214_one:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51214_ordered02
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51214_fetched02
-
-bf16Packed51214_ordered02:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51214_fetched02:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -2753,53 +2723,51 @@ rows13:
 	MOVQ         ahead+48(FP), BX
 	MOVQ         stride+56(FP), SI
 	ADDQ         DX, BX
-	MOVQ         gap+64(FP), DI
-	LEAQ         (DI)(DI*2), R8
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z29
-	MOVQ         more+72(FP), R9
-	TESTQ        R9, R9
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         more+64(FP), DI
+	TESTQ        DI, DI
 	JNZ          bf16Packed51213_more
-	MOVQ         y+8(FP), R9
-	MOVQ         ldy+16(FP), R10
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	MOVQ         y+8(FP), DI
+	MOVQ         ldy+16(FP), R8
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 	VPXORD       Z2, Z2, Z2
@@ -2829,68 +2797,56 @@ rows13:
 	JMP          bf16Packed51213_begin
 
 bf16Packed51213_more:
-	MOVQ    y+8(FP), R9
-	MOVQ    ldy+16(FP), R10
-	VMOVUPS (R9), Z0
-	VMOVUPS 64(R9), Z1
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z2
-	VMOVUPS 64(R9), Z3
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z4
-	VMOVUPS 64(R9), Z5
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z6
-	VMOVUPS 64(R9), Z7
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z8
-	VMOVUPS 64(R9), Z9
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z10
-	VMOVUPS 64(R9), Z11
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z12
-	VMOVUPS 64(R9), Z13
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z14
-	VMOVUPS 64(R9), Z15
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z16
-	VMOVUPS 64(R9), Z17
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z18
-	VMOVUPS 64(R9), Z19
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z20
-	VMOVUPS 64(R9), Z21
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z22
-	VMOVUPS 64(R9), Z23
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z24
-	VMOVUPS 64(R9), Z25
+	MOVQ    y+8(FP), DI
+	MOVQ    ldy+16(FP), R8
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z4
+	VMOVUPS 64(DI), Z5
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z8
+	VMOVUPS 64(DI), Z9
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z10
+	VMOVUPS 64(DI), Z11
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z12
+	VMOVUPS 64(DI), Z13
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z14
+	VMOVUPS 64(DI), Z15
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z16
+	VMOVUPS 64(DI), Z17
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z18
+	VMOVUPS 64(DI), Z19
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z20
+	VMOVUPS 64(DI), Z21
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z22
+	VMOVUPS 64(DI), Z23
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z24
+	VMOVUPS 64(DI), Z25
 
 bf16Packed51213_begin:
 	SUBQ $+4, CX
 	JLT  bf16Packed51213_few
 
 bf16Packed51213_many:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51213_ordered00
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51213_fetched00
-
-bf16Packed51213_ordered00:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51213_fetched00:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -2957,12 +2913,8 @@ bf16Packed51213_fetched00:
 	VFMADD231PS      Z27, Z31, Z25
 	VPSLLD           $+16, 128(DX), Z30
 	VPANDD           128(DX), Z29, Z31
-	TESTQ            DI, DI
-	JNZ              bf16Packed51213_fetched01
 	PREFETCHT0       (BX)
 	ADDQ             SI, BX
-
-bf16Packed51213_fetched01:
 	VFMADD231PS.BCST 104(AX), Z30, Z0
 	VFMADD231PS.BCST 104(AX), Z31, Z1
 	VFMADD231PS.BCST 108(AX), Z30, Z2
@@ -3037,22 +2989,10 @@ bf16Packed51213_few:
 	JZ   bf16Packed51213_done
 
 bf16Packed51213_one:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51213_ordered02
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51213_fetched02
-
-bf16Packed51213_ordered02:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51213_fetched02:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -3140,50 +3080,48 @@ rows12:
 	MOVQ         ahead+48(FP), BX
 	MOVQ         stride+56(FP), SI
 	ADDQ         DX, BX
-	MOVQ         gap+64(FP), DI
-	LEAQ         (DI)(DI*2), R8
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z29
-	MOVQ         more+72(FP), R9
-	TESTQ        R9, R9
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         more+64(FP), DI
+	TESTQ        DI, DI
 	JNZ          bf16Packed51212_more
-	MOVQ         y+8(FP), R9
-	MOVQ         ldy+16(FP), R10
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	MOVQ         y+8(FP), DI
+	MOVQ         ldy+16(FP), R8
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 	VPXORD       Z2, Z2, Z2
@@ -3211,65 +3149,53 @@ rows12:
 	JMP          bf16Packed51212_begin
 
 bf16Packed51212_more:
-	MOVQ    y+8(FP), R9
-	MOVQ    ldy+16(FP), R10
-	VMOVUPS (R9), Z0
-	VMOVUPS 64(R9), Z1
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z2
-	VMOVUPS 64(R9), Z3
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z4
-	VMOVUPS 64(R9), Z5
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z6
-	VMOVUPS 64(R9), Z7
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z8
-	VMOVUPS 64(R9), Z9
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z10
-	VMOVUPS 64(R9), Z11
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z12
-	VMOVUPS 64(R9), Z13
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z14
-	VMOVUPS 64(R9), Z15
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z16
-	VMOVUPS 64(R9), Z17
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z18
-	VMOVUPS 64(R9), Z19
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z20
-	VMOVUPS 64(R9), Z21
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z22
-	VMOVUPS 64(R9), Z23
+	MOVQ    y+8(FP), DI
+	MOVQ    ldy+16(FP), R8
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z4
+	VMOVUPS 64(DI), Z5
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z8
+	VMOVUPS 64(DI), Z9
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z10
+	VMOVUPS 64(DI), Z11
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z12
+	VMOVUPS 64(DI), Z13
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z14
+	VMOVUPS 64(DI), Z15
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z16
+	VMOVUPS 64(DI), Z17
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z18
+	VMOVUPS 64(DI), Z19
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z20
+	VMOVUPS 64(DI), Z21
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z22
+	VMOVUPS 64(DI), Z23
 
 bf16Packed51212_begin:
 	SUBQ $+4, CX
 	JLT  bf16Packed51212_few
 
 bf16Packed51212_many:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51212_ordered00
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51212_fetched00
-
-bf16Packed51212_ordered00:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51212_fetched00:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -3330,12 +3256,8 @@ bf16Packed51212_fetched00:
 	VFMADD231PS      Z27, Z31, Z23
 	VPSLLD           $+16, 128(DX), Z30
 	VPANDD           128(DX), Z29, Z31
-	TESTQ            DI, DI
-	JNZ              bf16Packed51212_fetched01
 	PREFETCHT0       (BX)
 	ADDQ             SI, BX
-
-bf16Packed51212_fetched01:
 	VFMADD231PS.BCST 96(AX), Z30, Z0
 	VFMADD231PS.BCST 96(AX), Z31, Z1
 	VFMADD231PS.BCST 100(AX), Z30, Z2
@@ -3404,22 +3326,10 @@ bf16Packed51212_few:
 	JZ   bf16Packed51212_done
 
 bf16Packed51212_one:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51212_ordered02
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51212_fetched02
-
-bf16Packed51212_ordered02:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51212_fetched02:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -3501,47 +3411,45 @@ rows11:
 	MOVQ         ahead+48(FP), BX
 	MOVQ         stride+56(FP), SI
 	ADDQ         DX, BX
-	MOVQ         gap+64(FP), DI
-	LEAQ         (DI)(DI*2), R8
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z29
-	MOVQ         more+72(FP), R9
-	TESTQ        R9, R9
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         more+64(FP), DI
+	TESTQ        DI, DI
 	JNZ          bf16Packed51211_more
-	MOVQ         y+8(FP), R9
-	MOVQ         ldy+16(FP), R10
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	MOVQ         y+8(FP), DI
+	MOVQ         ldy+16(FP), R8
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 	VPXORD       Z2, Z2, Z2
@@ -3567,62 +3475,50 @@ rows11:
 	JMP          bf16Packed51211_begin
 
 bf16Packed51211_more:
-	MOVQ    y+8(FP), R9
-	MOVQ    ldy+16(FP), R10
-	VMOVUPS (R9), Z0
-	VMOVUPS 64(R9), Z1
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z2
-	VMOVUPS 64(R9), Z3
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z4
-	VMOVUPS 64(R9), Z5
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z6
-	VMOVUPS 64(R9), Z7
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z8
-	VMOVUPS 64(R9), Z9
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z10
-	VMOVUPS 64(R9), Z11
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z12
-	VMOVUPS 64(R9), Z13
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z14
-	VMOVUPS 64(R9), Z15
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z16
-	VMOVUPS 64(R9), Z17
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z18
-	VMOVUPS 64(R9), Z19
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z20
-	VMOVUPS 64(R9), Z21
+	MOVQ    y+8(FP), DI
+	MOVQ    ldy+16(FP), R8
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z4
+	VMOVUPS 64(DI), Z5
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z8
+	VMOVUPS 64(DI), Z9
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z10
+	VMOVUPS 64(DI), Z11
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z12
+	VMOVUPS 64(DI), Z13
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z14
+	VMOVUPS 64(DI), Z15
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z16
+	VMOVUPS 64(DI), Z17
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z18
+	VMOVUPS 64(DI), Z19
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z20
+	VMOVUPS 64(DI), Z21
 
 bf16Packed51211_begin:
 	SUBQ $+4, CX
 	JLT  bf16Packed51211_few
 
 bf16Packed51211_many:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51211_ordered00
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51211_fetched00
-
-bf16Packed51211_ordered00:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51211_fetched00:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -3679,12 +3575,8 @@ bf16Packed51211_fetched00:
 	VFMADD231PS      Z25, Z31, Z21
 	VPSLLD           $+16, 128(DX), Z30
 	VPANDD           128(DX), Z29, Z31
-	TESTQ            DI, DI
-	JNZ              bf16Packed51211_fetched01
 	PREFETCHT0       (BX)
 	ADDQ             SI, BX
-
-bf16Packed51211_fetched01:
 	VFMADD231PS.BCST 88(AX), Z30, Z0
 	VFMADD231PS.BCST 88(AX), Z31, Z1
 	VFMADD231PS.BCST 92(AX), Z30, Z2
@@ -3749,22 +3641,10 @@ bf16Packed51211_few:
 	JZ   bf16Packed51211_done
 
 bf16Packed51211_one:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51211_ordered02
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51211_fetched02
-
-bf16Packed51211_ordered02:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51211_fetched02:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -3841,44 +3721,42 @@ rows10:
 	MOVQ         ahead+48(FP), BX
 	MOVQ         stride+56(FP), SI
 	ADDQ         DX, BX
-	MOVQ         gap+64(FP), DI
-	LEAQ         (DI)(DI*2), R8
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z29
-	MOVQ         more+72(FP), R9
-	TESTQ        R9, R9
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         more+64(FP), DI
+	TESTQ        DI, DI
 	JNZ          bf16Packed51210_more
-	MOVQ         y+8(FP), R9
-	MOVQ         ldy+16(FP), R10
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	MOVQ         y+8(FP), DI
+	MOVQ         ldy+16(FP), R8
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 	VPXORD       Z2, Z2, Z2
@@ -3902,59 +3780,47 @@ rows10:
 	JMP          bf16Packed51210_begin
 
 bf16Packed51210_more:
-	MOVQ    y+8(FP), R9
-	MOVQ    ldy+16(FP), R10
-	VMOVUPS (R9), Z0
-	VMOVUPS 64(R9), Z1
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z2
-	VMOVUPS 64(R9), Z3
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z4
-	VMOVUPS 64(R9), Z5
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z6
-	VMOVUPS 64(R9), Z7
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z8
-	VMOVUPS 64(R9), Z9
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z10
-	VMOVUPS 64(R9), Z11
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z12
-	VMOVUPS 64(R9), Z13
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z14
-	VMOVUPS 64(R9), Z15
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z16
-	VMOVUPS 64(R9), Z17
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z18
-	VMOVUPS 64(R9), Z19
+	MOVQ    y+8(FP), DI
+	MOVQ    ldy+16(FP), R8
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z4
+	VMOVUPS 64(DI), Z5
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z8
+	VMOVUPS 64(DI), Z9
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z10
+	VMOVUPS 64(DI), Z11
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z12
+	VMOVUPS 64(DI), Z13
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z14
+	VMOVUPS 64(DI), Z15
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z16
+	VMOVUPS 64(DI), Z17
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z18
+	VMOVUPS 64(DI), Z19
 
 bf16Packed51210_begin:
 	SUBQ $+4, CX
 	JLT  bf16Packed51210_few
 
 bf16Packed51210_many:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51210_ordered00
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51210_fetched00
-
-bf16Packed51210_ordered00:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51210_fetched00:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -4007,12 +3873,8 @@ bf16Packed51210_fetched00:
 	VFMADD231PS      Z23, Z31, Z19
 	VPSLLD           $+16, 128(DX), Z30
 	VPANDD           128(DX), Z29, Z31
-	TESTQ            DI, DI
-	JNZ              bf16Packed51210_fetched01
 	PREFETCHT0       (BX)
 	ADDQ             SI, BX
-
-bf16Packed51210_fetched01:
 	VFMADD231PS.BCST 80(AX), Z30, Z0
 	VFMADD231PS.BCST 80(AX), Z31, Z1
 	VFMADD231PS.BCST 84(AX), Z30, Z2
@@ -4073,22 +3935,10 @@ bf16Packed51210_few:
 	JZ   bf16Packed51210_done
 
 bf16Packed51210_one:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51210_ordered02
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51210_fetched02
-
-bf16Packed51210_ordered02:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51210_fetched02:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -4160,41 +4010,39 @@ rows09:
 	MOVQ         ahead+48(FP), BX
 	MOVQ         stride+56(FP), SI
 	ADDQ         DX, BX
-	MOVQ         gap+64(FP), DI
-	LEAQ         (DI)(DI*2), R8
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z29
-	MOVQ         more+72(FP), R9
-	TESTQ        R9, R9
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         more+64(FP), DI
+	TESTQ        DI, DI
 	JNZ          bf16Packed51209_more
-	MOVQ         y+8(FP), R9
-	MOVQ         ldy+16(FP), R10
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
+	MOVQ         y+8(FP), DI
+	MOVQ         ldy+16(FP), R8
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
+	ADDQ         R8, DI
+	PREFETCHT0   (DI)
+	PREFETCHT0   64(DI)
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
 	VPXORD       Z2, Z2, Z2
@@ -4216,56 +4064,44 @@ rows09:
 	JMP          bf16Packed51209_begin
 
 bf16Packed51209_more:
-	MOVQ    y+8(FP), R9
-	MOVQ    ldy+16(FP), R10
-	VMOVUPS (R9), Z0
-	VMOVUPS 64(R9), Z1
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z2
-	VMOVUPS 64(R9), Z3
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z4
-	VMOVUPS 64(R9), Z5
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z6
-	VMOVUPS 64(R9), Z7
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z8
-	VMOVUPS 64(R9), Z9
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z10
-	VMOVUPS 64(R9), Z11
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z12
-	VMOVUPS 64(R9), Z13
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z14
-	VMOVUPS 64(R9), Z15
-	ADDQ    R10, R9
-	VMOVUPS (R9), Z16
-	VMOVUPS 64(R9), Z17
+	MOVQ    y+8(FP), DI
+	MOVQ    ldy+16(FP), R8
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z2
+	VMOVUPS 64(DI), Z3
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z4
+	VMOVUPS 64(DI), Z5
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z8
+	VMOVUPS 64(DI), Z9
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z10
+	VMOVUPS 64(DI), Z11
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z12
+	VMOVUPS 64(DI), Z13
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z14
+	VMOVUPS 64(DI), Z15
+	ADDQ    R8, DI
+	VMOVUPS (DI), Z16
+	VMOVUPS 64(DI), Z17
 
 bf16Packed51209_begin:
 	SUBQ $+4, CX
 	JLT  bf16Packed51209_few
 
 bf16Packed51209_many:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51209_ordered00
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51209_fetched00
-
-bf16Packed51209_ordered00:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51209_fetched00:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2
@@ -4312,12 +4148,8 @@ bf16Packed51209_fetched00:
 	VFMADD231PS      Z20, Z31, Z17
 	VPSLLD           $+16, 128(DX), Z30
 	VPANDD           128(DX), Z29, Z31
-	TESTQ            DI, DI
-	JNZ              bf16Packed51209_fetched01
 	PREFETCHT0       (BX)
 	ADDQ             SI, BX
-
-bf16Packed51209_fetched01:
 	VFMADD231PS.BCST 72(AX), Z30, Z0
 	VFMADD231PS.BCST 72(AX), Z31, Z1
 	VFMADD231PS.BCST 76(AX), Z30, Z2
@@ -4372,22 +4204,10 @@ bf16Packed51209_few:
 	JZ   bf16Packed51209_done
 
 bf16Packed51209_one:
-	VPSLLD     $+16, (DX), Z30
-	VPANDD     (DX), Z29, Z31
-	TESTQ      DI, DI
-	JZ         bf16Packed51209_ordered02
-	PREFETCHT1 (BX)
-	PREFETCHT1 (BX)(DI*1)
-	PREFETCHT1 (BX)(DI*2)
-	PREFETCHT1 (BX)(R8*1)
-	ADDQ       SI, BX
-	JMP        bf16Packed51209_fetched02
-
-bf16Packed51209_ordered02:
-	PREFETCHT0 (BX)
-	ADDQ       SI, BX
-
-bf16Packed51209_fetched02:
+	VPSLLD           $+16, (DX), Z30
+	VPANDD           (DX), Z29, Z31
+	PREFETCHT0       (BX)
+	ADDQ             SI, BX
 	VFMADD231PS.BCST (AX), Z30, Z0
 	VFMADD231PS.BCST (AX), Z31, Z1
 	VFMADD231PS.BCST 4(AX), Z30, Z2

@@ -275,7 +275,7 @@ func packedFloats(y Matrix[float32], x, w []float32, half []uint16, m, k, n int)
 		for pos := 0; pos < k; pos += count {
 			part := min(count, k-pos)
 			every := turns{inOrder: (part + 1) / 2}
-			if half == nil { // twice the bytes of bfloat16 for the same work
+			if half == nil { // bf16Packed512 asks in order
 				every.sideBySide = (part + 3) / 4
 			}
 			for j := 0; j < n; j += TileN {
@@ -293,7 +293,7 @@ func packedFloats(y Matrix[float32], x, w []float32, half []uint16, m, k, n int)
 						(j+TileN)*k >= len(w)+len(half))
 					if half != nil {
 						bf16Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &half[j*k+pos*TileN], ask.ahead,
-							ask.stride, ask.gap, min(pos, 1))
+							ask.stride, min(pos, 1))
 					} else {
 						f32Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &w[j*k+pos*TileN], ask.ahead,
 							ask.stride, ask.gap, min(pos, 1))

@@ -424,11 +424,11 @@ func q4Half512(half q4Half) {
 // f32Packed512 is f32Rows512 or bf16Rows512 for a group of packed rows, with the same bits: one
 // accumulator per result and k in order.
 func f32Packed512(name string, bf16 bool) {
-	scheme, typ := "w32", "*float32"
-	if bf16 {
-		scheme, typ = "w16", "*uint16"
+	scheme, typ, gap := "w32", "*float32", "gap int, "
+	if bf16 { // half the bytes for the same work: side by side gained nothing
+		scheme, typ, gap = "w16", "*uint16", ""
 	}
-	function(name, "(rows int, y *float32, ldy int, x *float32, k int, w "+typ+", ahead int, stride int, gap int, "+
+	function(name, "(rows int, y *float32, ldy int, x *float32, k int, w "+typ+", ahead int, stride int, "+gap+
 		"more int)",
 		fmt.Sprintf("computes rows (%d..%d) rows of k rows of a %s tile into y [rows][32], or adds them to y unless more is 0,",
 			leastPacked, mostPacked, scheme),
@@ -438,7 +438,12 @@ func f32Packed512(name string, bf16 bool) {
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		w0, w1, bcasts := z[30], z[31], z[2*m:30]
 		input, count, weights := param("x"), param("k"), param("w")
-		fetch := newFetcher(weights).sideBySide(id)
+		inOrder := newFetcher(weights)
+		fetch := func(int) { inOrder.step(1) }
+		if !bf16 {
+			side := inOrder.sideBySide(id)
+			fetch = func(i int) { side.step(1, oneOf(4, i)) }
+		}
 		row := 128 // bytes of the tile
 		var upper reg.VecPhysical
 		if bf16 {
@@ -456,7 +461,7 @@ func f32Packed512(name string, bf16 bool) {
 				VMOVUPS(at.Offset(64), w1)
 			}
 			if i%2 == 0 {
-				fetch.step(1, oneOf(4, i))
+				fetch(i)
 			}
 			packedRows(input, 4*m*i, m, pair{w0, w1}, bcasts, acc, true)
 		}, func(c int) {
