@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/planir/pack"
@@ -38,6 +39,15 @@ func TestVecFetchesAll(t *testing.T) {
 			fetches: always(blocks128*(pack.Block128/4+1), blocks128*(pack.Block128/16+1))},
 	}
 	check(t, readAssembly("vec_avxvnni_amd64.s"), narrow, []int{1, 2, 5}, false, true)
+
+	for i := range narrow { // the same with AVX2 alone, which has another kernel for 4-bit weights of one row
+		narrow[i].name = strings.Replace(narrow[i].name, "VNNI", "256", 1)
+		narrow[i].most = min(narrow[i].most, mostQ8C)
+		if strings.HasPrefix(narrow[i].name, "q4") {
+			narrow[i].least = 2
+		}
+	}
+	check(t, readAssembly("vec_avx2_amd64.s"), narrow, []int{1, 2, 5}, false, true)
 }
 
 // Kernels of packed rows ask for the next tile, side by side for all of it. In order they leave lines out that the core
